@@ -1,0 +1,145 @@
+"""Messages between the node's daemon and its training child: one JSON object per line.
+
+The child is started by the daemon with its standard input and output as the channel; it moves its
+own ``print`` output to standard error first. It stays alive between tasks, keeps the model and the
+canonical copy of its jobs in memory, and runs one task at a time. Either side closing its end ends
+the child.
+
+::
+
+    daemon                              child
+      |                  <-- Ready        |   once, after torch is imported
+      |  Run -->                          |
+      |                  <-- Need         |   blobs it wants, any number of times
+      |  Have -->                         |   local paths; or Cancel
+      |                  <-- ProgressLine |   at most every 2 s
+      |  Gate -->                         |   at any time: limits, pause, finish
+      |                  <-- Done         |   exactly one per Run, also after Cancel
+
+Unreadable lines are an error of the other side, never skipped.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from distribai.core.plain import from_plain, to_plain
+from distribai.core.spec import BlobRef
+from distribai.core.tasks import Assignment, Outcome, Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Do this task. ``out_dir`` is where a delta may be written (the file is the daemon's then)."""
+
+    assignment: Assignment
+    out_dir: str
+    device: str
+    threads: int
+    type: Literal["run"] = "run"
+
+
+@dataclass(frozen=True, slots=True)
+class Have:
+    """Local, verified, read-only paths by SHA-256, for the last ``Need``."""
+
+    paths: Mapping[str, str]
+    type: Literal["have"] = "have"
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """What ``governor.gate()`` obeys from now on.
+
+    ``share`` in (0, 1] is the duty cycle: after a step of t seconds the child sleeps
+    ``t (1 / share - 1)``. ``pause`` blocks before the next step. ``finish`` ends the task after the
+    present step with what was really done.
+    """
+
+    share: float = 1.0
+    pause: bool = False
+    finish: bool = False
+    type: Literal["gate"] = "gate"
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Drop the running task; it answers ``Done`` with status failed and code ``task.failed``."""
+
+    task_id: str
+    reason: str
+    type: Literal["cancel"] = "cancel"
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The child is up: torch's version and the device types it can use (``cuda``, ``mps``, ``cpu``)."""
+
+    torch: str
+    devices: tuple[str, ...]
+    type: Literal["ready"] = "ready"
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Blobs that the child wants on disk before it goes on."""
+
+    blobs: tuple[BlobRef, ...]
+    type: Literal["need"] = "need"
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressLine:
+    """Progress of the running task."""
+
+    progress: Progress
+    type: Literal["progress"] = "progress"
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """Something worth telling the job's owner."""
+
+    level: Literal["debug", "info", "warning", "error"]
+    message: str
+    fields: Mapping[str, str] = field(default_factory=dict)
+    type: Literal["log"] = "log"
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The task's end. ``delta_path`` is the file of ``outcome.delta``, if there is one."""
+
+    outcome: Outcome
+    delta_path: str = ""
+    type: Literal["done"] = "done"
+
+
+ToChild = Run | Have | Gate | Cancel
+FromChild = Ready | Need | ProgressLine | LogLine | Done
+Message = ToChild | FromChild
+
+_TYPES = {
+    c.__dataclass_fields__["type"].default: c
+    for c in (Run, Have, Gate, Cancel, Ready, Need, ProgressLine, LogLine, Done)
+}
+
+
+def encode(message: Message) -> bytes:
+    """One line, newline included."""
+    return json.dumps(to_plain(message), separators=(",", ":")).encode() + b"\n"
+
+
+def decode(line: bytes) -> Message:
+    """The message of one line.
+
+    Raises:
+        ValueError: not JSON, an unknown type, or ill-typed fields.
+    """
+    plain = json.loads(line)
+    if not isinstance(plain, dict) or plain.get("type") not in _TYPES:
+        raise ValueError(f"not a message of the child's channel: {line[:80]!r}")
+    return from_plain(_TYPES[plain["type"]], plain)  # type: ignore[return-value]
