@@ -1,0 +1,1 @@
+"""Generated from distribai.proto by `make proto`; not edited by hand."""
