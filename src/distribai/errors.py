@@ -180,6 +180,7 @@ register(
     blob__truncated="The upload ended before its declared size.",
     blob__unknown="No blob or upload has that name.",
     blob__offset="The upload continues at another offset.",
+    blob__store="The blob store (disk or object store) cannot take or give bytes now.",
     tensor__manifest="The tensors differ from the parameter manifest.",
     tensor__format="The file is not a well-formed safetensors file.",
     tensor__nonfinite="The tensors contain NaN or infinity.",

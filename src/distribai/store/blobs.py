@@ -1,0 +1,308 @@
+"""Immutable blobs, named by their SHA-256, in a directory or in an S3 bucket.
+
+A blob lies under ``sha256/<first two digits>/<all digits>``. Two processes may put the same blob at
+once: both write the same bytes under the same name, and either rename wins. In a directory a blob
+appears by an atomic rename after fsync of file and directory, so one that exists is whole, whatever
+died when. In S3 it appears when the (multipart) put ends. Uploads in parts: ``store.uploads``.
+
+Readers hash again: :meth:`BlobStore.local` checks before it hands out a path.
+:meth:`BlobStore.read` does not, because a range cannot be checked; whoever asked for the whole blob
+does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import shutil
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import obstore
+from obstore.exceptions import BaseError
+from obstore.store import LocalStore, S3Store
+
+from distribai.core.spec import BlobRef
+from distribai.errors import Integrity, NotFound, Unavailable
+from distribai.store.uploads import Uploads
+
+READ_CHUNK = 1 << 20
+"""Bytes: what reading, hashing and copying hold in memory at a time."""
+
+S3_PART = 16 << 20
+"""Bytes of one part of a multipart put; S3 takes at most 10,000 parts, so larger blobs use more."""
+
+
+def blob_key(sha256: str) -> str:
+    """Where a blob lies below the root of its store.
+
+    Raises:
+        NotFound: ``sha256`` is not 64 lower-case hexadecimal digits, so nothing can go by it.
+    """
+    if len(sha256) != 64 or set(sha256) - set("0123456789abcdef"):
+        raise NotFound(
+            "blob.unknown",
+            f"No blob goes by {sha256[:80]!r}.",
+            "A blob's name is its SHA-256: 64 lower-case hexadecimal digits.",
+        )
+    return f"sha256/{sha256[:2]}/{sha256}"
+
+
+def hash_file(path: Path) -> BlobRef:
+    """SHA-256 and size of a file, read in chunks."""
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while chunk := file.read(READ_CHUNK):
+            digest.update(chunk)
+            size += len(chunk)
+    return BlobRef(digest.hexdigest(), size)
+
+
+class BlobStore:
+    """Blobs over one obstore store.
+
+    Args:
+        store: where blobs are read from (and written to, unless ``root`` is given).
+        staging: a local directory for uploads and for copies of remote blobs. For a directory of
+            blobs it must be on the same file system, so that promoting is a rename.
+        root: the directory behind ``store``, when it is local.
+        max_bytes: the largest upload that :attr:`uploads` begins.
+        entropy: randomness for upload ids.
+    """
+
+    def __init__(
+        self,
+        store: LocalStore | S3Store,
+        staging: Path,
+        *,
+        root: Path | None,
+        max_bytes: int,
+        entropy: Callable[[int], bytes] = os.urandom,
+    ) -> None:
+        self._store = store
+        self._root = root
+        self._scratch = staging / "scratch"
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        self._scratch.mkdir(parents=True)
+        self.uploads = Uploads(
+            staging / "uploads", promote=self._promote, max_bytes=max_bytes, entropy=entropy
+        )
+
+    @classmethod
+    def open(
+        cls,
+        target: str | Path,
+        staging: Path,
+        *,
+        max_bytes: int,
+        entropy: Callable[[int], bytes] = os.urandom,
+        s3: Mapping[str, str] | None = None,
+    ) -> BlobStore:
+        """Open a directory, or ``s3://bucket/prefix``.
+
+        S3 takes its credentials, region and endpoint from the usual ``AWS_*`` variables
+        (``AWS_ENDPOINT_URL`` for another service than Amazon's); ``s3`` overrides them, with
+        obstore's names (``endpoint``, ``region``, ``access_key_id``, ...). Nothing is contacted.
+
+        Raises:
+            Unavailable: the directory cannot be made, or the S3 settings are impossible.
+        """
+        if str(target).startswith("s3://"):
+            plain_http = str((s3 or {}).get("endpoint", "")).startswith("http://")
+            with _store_errors("open"):
+                bucket = S3Store.from_url(
+                    str(target),
+                    config=dict(s3 or {}),  # type: ignore[arg-type]  # keys are the caller's
+                    client_options={"allow_http": True} if plain_http else None,
+                )
+            return cls(bucket, staging, root=None, max_bytes=max_bytes, entropy=entropy)
+        root = Path(target)
+        with _store_errors("open"):
+            root.mkdir(parents=True, exist_ok=True)
+        return cls(
+            LocalStore(root), staging, root=root.resolve(), max_bytes=max_bytes, entropy=entropy
+        )
+
+    async def put_file(self, path: Path, ref: BlobRef) -> None:
+        """Take over a local file as the blob ``ref``; the file is gone afterwards.
+
+        Putting a blob that is there already is no error. On failure the file stays.
+
+        Raises:
+            Integrity: its size or hash is not ``ref``'s.
+            Unavailable: the store cannot take it.
+        """
+        found = await asyncio.to_thread(hash_file, path)
+        check_blob(found, ref, str(path.name))
+        await self._promote(path, ref)
+
+    async def put_bytes(self, data: bytes) -> BlobRef:
+        """Store a small blob (a manifest) and name it."""
+        ref = BlobRef(hashlib.sha256(data).hexdigest(), len(data))
+        path = self._scratch / uuid.uuid4().hex
+        with _store_errors("write"):
+            await asyncio.to_thread(path.write_bytes, data)
+        await self._promote(path, ref)
+        return ref
+
+    async def size(self, sha256: str) -> int:
+        """Size in bytes.
+
+        Raises:
+            NotFound: there is no such blob.
+        """
+        key = blob_key(sha256)
+        with _store_errors("read", sha256):
+            return int((await obstore.head_async(self._store, key))["size"])
+
+    async def exists(self, sha256: str) -> bool:
+        """Whether the blob is there, whole."""
+        try:
+            await self.size(sha256)
+        except NotFound:
+            return False
+        return True
+
+    async def read(
+        self, sha256: str, start: int = 0, stop: int | None = None
+    ) -> AsyncIterator[bytes]:
+        """The bytes from ``start`` up to ``stop`` (the end when None), in chunks, unchecked.
+
+        Raises:
+            NotFound: there is no such blob.
+            Unavailable: the store fails; what was yielded so far is no blob.
+        """
+        size = await self.size(sha256)
+        stop = size if stop is None else min(stop, size)
+        if start >= stop:
+            return
+        with _store_errors("read", sha256):
+            result = await obstore.get_async(
+                self._store, blob_key(sha256), options={"range": (start, stop)}
+            )
+            async for chunk in result.stream(min_chunk_size=READ_CHUNK):
+                yield bytes(chunk)
+
+    @asynccontextmanager
+    async def local(self, ref: BlobRef) -> AsyncIterator[Path]:
+        """A local file with the blob's bytes, checked against ``ref``, while the block runs.
+
+        For a directory this is the blob itself: read it, never write it. For S3 it is a copy that
+        goes away with the block.
+
+        Raises:
+            NotFound: there is no such blob.
+            Integrity: the stored bytes are not what the name says.
+        """
+        if self._root is not None:
+            path = self._root / blob_key(ref.sha256)
+            with _store_errors("read", ref.sha256):
+                found = await asyncio.to_thread(hash_file, path)
+            check_blob(found, ref, f"blob {ref.sha256[:12]}")
+            yield path
+            return
+        copy = self._scratch / uuid.uuid4().hex
+        try:
+            digest, size = hashlib.sha256(), 0
+            with copy.open("xb") as file:
+                async for chunk in self.read(ref.sha256):
+                    await asyncio.to_thread(_write_hashed, file.write, digest.update, chunk)
+                    size += len(chunk)
+            check_blob(BlobRef(digest.hexdigest(), size), ref, f"blob {ref.sha256[:12]}")
+            yield copy
+        finally:
+            copy.unlink(missing_ok=True)
+
+    async def _promote(self, path: Path, ref: BlobRef) -> None:
+        """Move a file whose hash is known to be ``ref``'s into the store."""
+        key = blob_key(ref.sha256)
+        with _store_errors("write"):
+            if self._root is not None:
+                await asyncio.to_thread(_promote_local, path, self._root / key)
+                return
+            if not await self.exists(ref.sha256):
+                part = max(S3_PART, -(-ref.size // 10_000))
+                await obstore.put_async(self._store, key, path, chunk_size=part)
+            await asyncio.to_thread(path.unlink)
+
+
+def check_blob(found: BlobRef, ref: BlobRef, what: str) -> None:
+    """Refuse bytes that are not the declared ones.
+
+    Raises:
+        Integrity: ``blob.truncated``, ``blob.size`` or ``blob.hash``; ``what`` names the bytes.
+    """
+    if found.size < ref.size:
+        raise Integrity(
+            "blob.truncated",
+            f"{what} has {found.size} of its declared {ref.size} bytes.",
+            "Upload it again.",
+        )
+    if found.size > ref.size:
+        raise Integrity(
+            "blob.size",
+            f"{what} has {found.size} bytes, its declared size is {ref.size}.",
+            "Hash and upload the file again; it may have changed meanwhile.",
+        )
+    if found.sha256 != ref.sha256:
+        raise Integrity(
+            "blob.hash",
+            f"{what} has the SHA-256 {found.sha256}, declared was {ref.sha256}.",
+            "Hash and upload the file again; it may have changed meanwhile.",
+        )
+
+
+def _write_hashed(
+    write: Callable[[bytes], int], update: Callable[[bytes], None], chunk: bytes
+) -> None:
+    write(chunk)
+    update(chunk)
+
+
+def _promote_local(path: Path, target: Path) -> None:
+    """fsync, rename, fsync the directory: afterwards the blob survives a power cut, whole."""
+    if target.exists():
+        path.unlink()
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+    # A file from another file system is copied beside its target first: only a rename is atomic.
+    if os.stat(path).st_dev != os.stat(target.parent).st_dev:
+        copy = target.parent / f".{uuid.uuid4().hex}"
+        shutil.copyfile(path, copy)
+        with copy.open("rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(copy, target)
+        path.unlink()
+    else:
+        os.replace(path, target)
+    if os.name == "posix":  # Windows has no handle of a directory to sync
+        handle = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+@contextmanager
+def _store_errors(doing: str, sha256: str = "") -> Iterator[None]:
+    """Say in our words what the store or the disk said."""
+    try:
+        yield
+    except (BaseError, OSError, ValueError) as problem:
+        if isinstance(problem, FileNotFoundError) and sha256:
+            raise NotFound(
+                "blob.unknown",
+                f"There is no blob {sha256[:12]} here.",
+                "It was never uploaded to this grid, or has been cleaned away; upload it again.",
+            ) from problem
+        first_line = str(problem).strip().splitlines()[0] if str(problem).strip() else repr(problem)
+        raise Unavailable(
+            "blob.store",
+            f"The blob store failed to {doing}: {first_line[:300]}",
+            "Check the disk's free space, or the object store's address and credentials.",
+        ) from problem
