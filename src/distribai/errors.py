@@ -184,6 +184,7 @@ register(
     tensor__manifest="The tensors differ from the parameter manifest.",
     tensor__format="The file is not a well-formed safetensors file.",
     tensor__nonfinite="The tensors contain NaN or infinity.",
+    merge__empty="No submission of the round carries tokens, so there is nothing to merge.",
     codec__unknown="The codec is unknown.",
     protocol__version="Node and orchestrator speak protocol versions that do not fit.",
     protocol__sequence="A message arrived out of order or was lost.",

@@ -7,6 +7,7 @@ in GPT-2.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -101,11 +102,13 @@ def manifest(config: Config) -> ParameterManifest:
     """
     d, f, hd = config.dim, config.ffn_dim, config.head_dim
     q, kv = config.heads * hd, config.key_heads * hd
-    residual = (2 * config.layers) ** -0.5
+    # 1 / sqrt rather than ** -0.5: both are correctly rounded everywhere, pow is not, and the
+    # manifest's hash and version 0 must be the same on every machine.
+    residual = 1 / math.sqrt(2 * config.layers)
     one = Init("constant", value=1.0)
 
     def linear(name: str, out: int, inp: int, gain: float = 1.0) -> TensorSpec:
-        return TensorSpec(name, (out, inp), init=Init("uniform", std=gain * inp**-0.5))
+        return TensorSpec(name, (out, inp), init=Init("uniform", std=gain / math.sqrt(inp)))
 
     tensors = [TensorSpec("embed.weight", (config.vocab_size, d), init=Init("uniform", std=0.02))]
     for i in range(config.layers):
