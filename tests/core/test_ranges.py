@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +24,7 @@ disjoint = st.sets(st.integers(0, 200), max_size=60).map(
 @given(disjoint)
 def test_joined_ranges_hold_the_same_positions_in_order(ranges: Ranges) -> None:
     assert positions(ranges) == sorted(positions(ranges))
-    assert all(a.stop < b.start for a, b in zip(ranges, ranges[1:], strict=False))
+    assert all(a.stop < b.start for a, b in itertools.pairwise(ranges))
 
 
 @given(disjoint, st.data())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,7 +30,7 @@ def test_it_rises_in_the_warm_up_peaks_and_falls_to_the_floor(kind: str) -> None
     assert rates[0] == pytest.approx(0.1)
     assert rates[9] == 1.0
     assert rates[200] == pytest.approx(0.1)
-    assert all(a >= b for a, b in zip(rates[10:], rates[11:], strict=False))
+    assert all(a >= b for a, b in itertools.pairwise(rates))
 
 
 def test_a_warm_up_never_takes_more_than_a_tenth_of_a_short_job() -> None:

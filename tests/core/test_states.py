@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from distribai.core import states
@@ -36,7 +38,7 @@ def test_the_usual_paths_are_there() -> None:
         [J.SUBMITTED, J.DECLINED],
         [J.RUNNING, J.FAILED],
     ):
-        for old, new in zip(path, path[1:], strict=False):
+        for old, new in itertools.pairwise(path):
             states.check(states.JOB, old, new, "job")
     for path in (
         [T.QUEUED, T.LEASED, T.SUBMITTED, T.VERIFYING, T.ACCEPTED],
@@ -45,7 +47,7 @@ def test_the_usual_paths_are_there() -> None:
         [T.VERIFYING, T.SUPERSEDED],
         [T.LEASED, T.FAILED],
     ):
-        for old, new in zip(path, path[1:], strict=False):
+        for old, new in itertools.pairwise(path):
             states.check(states.TASK, old, new, "task")
     states.check(states.ROUND, R.OPEN, R.CLOSING, "round")
     states.check(states.ROUND, R.CLOSING, R.MERGED, "round")

@@ -76,7 +76,7 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The child is up: torch's version and the device types it can use (``cuda``, ``mps``, ``cpu``)."""
+    """The child is up: torch's version, and the device types it can use (cuda, mps, cpu)."""
 
     torch: str
     devices: tuple[str, ...]

@@ -43,10 +43,10 @@ class ModelSpec:
 class DataSpec:
     """What is trained on.
 
-    ``source``: ``blobs`` (the files in ``files``, in this order) or the name of a built-in data set
-    (``stdlib``). ``format``: ``text``, or ``jsonl`` with the text in ``field``. ``tokenizer``: a blob
-    of a ``tokenizers`` JSON, or None for bytes. ``held_out``: the share of sequences that training
-    never touches.
+    ``source``: ``blobs`` (the files in ``files``, in this order) or the name of a built-in data
+    set (``stdlib``). ``format``: ``text``, or ``jsonl`` with the text in ``field``. ``tokenizer``:
+    a blob of a ``tokenizers`` JSON, or None for bytes. ``held_out``: the share of sequences that
+    training never touches.
     """
 
     source: str = "stdlib"

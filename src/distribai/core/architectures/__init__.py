@@ -1,9 +1,9 @@
 """Model families: one file each, found by scanning this package.
 
-A family's module offers ``NAME: str``, ``Config`` (a frozen dataclass whose fields are the family's
-knobs), ``PROFILES: Mapping[str, Config]``, ``check(config)`` (raises
-:class:`~distribai.errors.InvalidSpec`) and ``manifest(config) -> ParameterManifest``. Its torch half
-is the module of the same name in ``distribai.training.models``.
+A family's module offers ``NAME: str``, ``Config`` (a frozen dataclass whose fields are the
+family's knobs), ``PROFILES: Mapping[str, Config]``, ``check(config)`` (raises
+:class:`~distribai.errors.InvalidSpec`) and ``manifest(config) -> ParameterManifest``. Its torch
+half is the module of the same name in ``distribai.training.models``.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def config_from(name: str, plain: Plain) -> object:
             field="model.architecture_config",
         ) from None
     module.check(config)
-    return config  # type: ignore[no-any-return]
+    return config
 
 
 def manifest_of(name: str, plain: Plain) -> ParameterManifest:
