@@ -30,7 +30,7 @@ def test_it_rises_in_the_warm_up_peaks_and_falls_to_the_floor(kind: str) -> None
     assert rates[0] == pytest.approx(0.1)
     assert rates[9] == 1.0
     assert rates[200] == pytest.approx(0.1)
-    assert all(a >= b for a, b in itertools.pairwise(rates))
+    assert all(a >= b for a, b in itertools.pairwise(rates[10:]))
 
 
 def test_a_warm_up_never_takes_more_than_a_tenth_of_a_short_job() -> None:
