@@ -24,7 +24,7 @@ from distribai.data.shards import (
     prepare,
 )
 from distribai.data.tokenizers import ByteTokenizer
-from distribai.errors import InvalidData, Integrity
+from distribai.errors import Integrity, InvalidData
 
 
 class NumberTokenizer:
