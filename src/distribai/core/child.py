@@ -76,10 +76,15 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The child is up: torch's version, and the device types it can use (cuda, mps, cpu)."""
+    """The child is up: torch's version, and the device types it can use (cuda, mps, cpu).
+
+    ``names`` and ``memory_mb`` (MiB) describe accelerators by device type, where torch can tell.
+    """
 
     torch: str
     devices: tuple[str, ...]
+    names: Mapping[str, str] = field(default_factory=dict)
+    memory_mb: Mapping[str, int] = field(default_factory=dict)
     type: Literal["ready"] = "ready"
 
 

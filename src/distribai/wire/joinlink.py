@@ -1,0 +1,116 @@
+"""The join link: all that a contributor has to paste.
+
+::
+
+    distribai://HOST/?grpc=host:port&http=host:port&invite=TOKEN&grid=ID
+
+``HOST`` is for people; the addresses are in ``grpc`` and ``http``, which may differ in host and
+port. ``grid`` is the grid's id, which the orchestrator's challenge must repeat. ``invite`` is needed
+once, for a key that is new to the grid. A parameter that this program does not know is refused: a
+link that names the grid's CA must never be read by a program that would ignore it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+
+from distribai.errors import UsageError
+
+SCHEME = "distribai"
+_NEEDED = ("grpc", "http", "grid")
+_KNOWN = (*_NEEDED, "invite")
+_HINT = "Copy the whole line that `distribai orchestrator start` printed, in quotes."
+
+
+@dataclass(frozen=True, slots=True)
+class JoinLink:
+    """A parsed join link; ``grpc`` and ``http`` are ``host:port`` (IPv6 hosts in brackets)."""
+
+    host: str
+    grpc: str
+    http: str
+    grid: str
+    invite: str = ""
+
+    @property
+    def http_url(self) -> str:
+        """Base URL of the HTTP interface, without a slash at the end."""
+        return f"http://{self.http}"
+
+    @property
+    def loopback(self) -> bool:
+        """Whether both addresses are this machine's own."""
+        return is_loopback(self.grpc) and is_loopback(self.http)
+
+    def __str__(self) -> str:
+        query = {"grpc": self.grpc, "http": self.http}
+        if self.invite:
+            query["invite"] = self.invite
+        query["grid"] = self.grid
+        return f"{SCHEME}://{self.host}/?{urlencode(query, safe=':[]', quote_via=quote)}"
+
+
+def parse(text: str) -> JoinLink:
+    """Read a join link.
+
+    Raises:
+        UsageError: ``node.link``, with what is wrong; a link's invite is never in the message.
+    """
+    try:
+        parts = urlsplit(text.strip())
+        pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+        host = parts.netloc
+    except ValueError as problem:
+        raise _bad(f"it cannot be read ({problem})") from problem
+    if parts.scheme != SCHEME:
+        raise _bad(f"it must start with {SCHEME}://")
+    if not host or parts.path not in ("", "/") or parts.fragment:
+        raise _bad(f"it must look like {SCHEME}://HOST/?grpc=...&http=...&grid=...")
+    values: dict[str, str] = {}
+    for name, value in pairs:
+        if name not in _KNOWN:
+            raise _bad(f"it has a parameter {name!r} that this version does not know")
+        if name in values:
+            raise _bad(f"it has {name!r} twice")
+        values[name] = value
+    for name in _NEEDED:
+        if not values.get(name):
+            raise _bad(f"it has no {name!r}")
+    for name in ("grpc", "http"):
+        split_address(values[name])
+    return JoinLink(
+        host, values["grpc"], values["http"], values["grid"], values.get("invite", "")
+    )
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host (without brackets) and port of ``host:port``.
+
+    Raises:
+        UsageError: ``node.link``, not an address.
+    """
+    try:
+        parts = urlsplit(f"//{address}")
+        host, port = parts.hostname, parts.port
+    except ValueError as problem:
+        raise _bad(f"{address!r} is not host:port") from problem
+    if not host or not port or parts.netloc != address or "@" in address:
+        raise _bad(f"{address!r} is not host:port")
+    return host, port
+
+
+def is_loopback(address: str) -> bool:
+    """Whether ``host:port`` is on this machine."""
+    host, _ = split_address(address)
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name; only `localhost` is promised to be this machine
+        return False
+
+
+def _bad(what: str) -> UsageError:
+    return UsageError("node.link", f"The join link is not well formed: {what}.", _HINT)

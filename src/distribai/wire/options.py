@@ -1,0 +1,40 @@
+"""gRPC channel options that both sides must agree on.
+
+A connection that died without a word (a laptop's lid, a NAT entry that timed out) is noticed by
+HTTP/2 pings. gRPC's server counts pings that arrive more often than it allows and hangs up after
+two, so the server's allowance and the client's interval live in one place. 20 s is well below the
+30 s of silence after which a node counts as degraded, and below common NAT timeouts for TCP.
+"""
+
+from __future__ import annotations
+
+KEEPALIVE_MS = 20_000
+KEEPALIVE_TIMEOUT_MS = 10_000
+
+MAX_MESSAGE_BYTES = 4 * 2**20
+"""Tensors never travel in messages, so nothing legitimate is near this."""
+
+_BOTH: tuple[tuple[str, int], ...] = (
+    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+)
+
+CLIENT_OPTIONS: tuple[tuple[str, int], ...] = (
+    *_BOTH,
+    # The link has its own backoff; gRPC's must not add two minutes to it.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+)
+
+SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
+    *_BOTH,
+    ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 4),
+    ("grpc.http2.max_ping_strikes", 0),
+    # Two orchestrators on one port would each get half of the nodes.
+    ("grpc.so_reuseport", 0),
+)

@@ -1,0 +1,74 @@
+"""What a node signs: the challenge when it registers, and every result.
+
+Ed25519 (RFC 8032). The signed bytes start with the purpose and a zero byte, so that a signature
+made for one purpose is worth nothing for another. Outcomes are signed as canonical JSON
+(:func:`distribai.core.plain.canonical_json`: sorted keys, no spaces, shortest round-trip floats).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from distribai.core.plain import canonical_json
+from distribai.core.tasks import Outcome
+from distribai.errors import NotAllowed
+
+REGISTER = b"distribai-register-v1"
+RESULT = b"distribai-result-v1"
+
+
+def register_message(grid_id: str, nonce: bytes) -> bytes:
+    """The bytes that answer a challenge: purpose, 0, grid id, 0, nonce."""
+    return b"\0".join((REGISTER, grid_id.encode(), nonce))
+
+
+def outcome_message(outcome: Outcome) -> bytes:
+    """The bytes that vouch for a result: purpose, 0, canonical JSON of the outcome.
+
+    Metrics are floats on the wire, so an integer is signed as the float that the reader will see.
+    """
+    metrics = {name: float(value) for name, value in outcome.metrics.items()}
+    same = dataclasses.replace(outcome, metrics=metrics)
+    return RESULT + b"\0" + canonical_json(same).encode()
+
+
+def sign_register(key: Ed25519PrivateKey, grid_id: str, nonce: bytes) -> bytes:
+    """The 64 bytes of ``RegisterSession.signature``."""
+    return key.sign(register_message(grid_id, nonce))
+
+
+def verify_register(public_key: bytes, signature: bytes, grid_id: str, nonce: bytes) -> None:
+    """Check the answer to a challenge.
+
+    Raises:
+        NotAllowed: ``node.key``, not an Ed25519 key or not its signature.
+    """
+    _verify(public_key, signature, register_message(grid_id, nonce), "the challenge")
+
+
+def sign_outcome(key: Ed25519PrivateKey, outcome: Outcome) -> bytes:
+    """The 64 bytes of ``TaskResult.signature``."""
+    return key.sign(outcome_message(outcome))
+
+
+def verify_outcome(public_key: bytes, signature: bytes, outcome: Outcome) -> None:
+    """Check a result's signature.
+
+    Raises:
+        NotAllowed: ``node.key``, not an Ed25519 key or not its signature.
+    """
+    _verify(public_key, signature, outcome_message(outcome), f"task {outcome.task_id}")
+
+
+def _verify(public_key: bytes, signature: bytes, message: bytes, what: str) -> None:
+    try:
+        Ed25519PublicKey.from_public_bytes(public_key).verify(signature, message)
+    except (InvalidSignature, ValueError) as problem:
+        raise NotAllowed(
+            "node.key",
+            f"The node's signature of {what} is not valid for its key.",
+            "Check that the node's key file is the one it registered with.",
+        ) from problem
