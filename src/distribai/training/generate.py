@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -19,8 +19,10 @@ def generate(
     context: int,
     device: str,
     stop: int = -1,
+    gate: Callable[[float], bool] = lambda _: True,
 ) -> list[int]:
     """Up to ``max_tokens`` tokens that follow ``prompt``; ``stop`` ends the text and is left out.
+    ``gate`` is asked before each token; it may block or raise.
 
     ``temperature`` 0 takes the likeliest token. The model sees the last ``context`` tokens, the
     length it was trained with. Chance comes from ``seed`` alone (drawn on the CPU, so that every
@@ -36,6 +38,7 @@ def generate(
     model.eval()
     try:
         for _ in range(max_tokens):
+            gate(0.0)
             window = torch.tensor([tokens[-context:]], device=device)
             logits = model(window)[0, -1].float().cpu()
             if temperature == 0:

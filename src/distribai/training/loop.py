@@ -7,7 +7,7 @@ The batch of a step is fixed by the job. When it does not fit into memory the lo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -273,7 +273,7 @@ def _finite(loss: float, step: int) -> float:
 
 @torch.no_grad()
 def held_out_loss(
-    model: nn.Module, batches: Sequence[np.ndarray], device: str, precision: str
+    model: nn.Module, batches: Iterable[np.ndarray], device: str, precision: str
 ) -> tuple[float, int]:
     """Mean cross-entropy in nats per token over ``batches`` of rows, and the tokens it is over.
 

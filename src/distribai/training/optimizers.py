@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from distribai.core.architectures import config_from, family
+from distribai.core.plain import Plain
 from distribai.core.spec import OptimizerSpec
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
@@ -175,3 +177,13 @@ class InnerOptimizer:
         """Fresh moments, as if nothing had been trained yet."""
         for optimizer in self._optimizers:
             optimizer.state.clear()
+
+
+def muon_names(family_name: str, config: Plain) -> frozenset[str]:
+    """The tensors that Muon takes in a model of ``family_name`` with the knobs ``config``.
+
+    Raises:
+        InvalidSpec: no such family, or impossible knobs.
+    """
+    names: frozenset[str] = family(family_name).hidden_matrices(config_from(family_name, config))
+    return names

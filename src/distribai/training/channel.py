@@ -1,0 +1,165 @@
+"""The child's end of :mod:`distribai.core.child`: a reader thread, and the gate that it moves.
+
+The thread is the only reader of the channel and blocks on nothing else, so a ``Gate`` or ``Cancel``
+takes effect between two steps of a running task.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+from distribai.core import child as wire
+from distribai.core.spec import BlobRef
+from distribai.errors import DistribAIError
+
+
+class TaskCancelled(DistribAIError):
+    """The daemon dropped the running task."""
+
+
+class ChannelClosed(Exception):
+    """The daemon's end is gone; the child ends."""
+
+
+class Channel:
+    """One end of the channel. Methods other than :meth:`read_loop` belong to the task's thread.
+
+    Args:
+        stdin: lines from the daemon.
+        stdout: lines to the daemon.
+        wait: waits on a condition at most so many seconds; tests pass one that does not wait.
+    """
+
+    def __init__(
+        self,
+        stdin: BinaryIO,
+        stdout: BinaryIO,
+        wait: Callable[[threading.Condition, float], object] = threading.Condition.wait,
+    ) -> None:
+        self._stdin, self._stdout, self._wait = stdin, stdout, wait
+        self._changed = threading.Condition()
+        self._runs: deque[wire.Run] = deque()
+        self._have: dict[str, Path] = {}
+        self._limits = wire.Gate()
+        self._current = ""
+        self._cancel: wire.Cancel | None = None
+        self._closed = False
+        self.fault: ValueError | None = None
+        """What was wrong with the line that ended the channel, if one did."""
+
+    def start(self) -> None:
+        """Start the reader; a daemon thread, since a blocked read cannot be interrupted."""
+        threading.Thread(target=self.read_loop, name="channel", daemon=True).start()
+
+    def read_loop(self) -> None:
+        """Take in lines until the daemon closes its end or sends an unreadable one."""
+        try:
+            for line in self._stdin:
+                self._take(wire.decode(line))
+        except ValueError as problem:
+            self.fault = problem
+        finally:
+            with self._changed:
+                self._closed = True
+                self._changed.notify_all()
+
+    def _take(self, message: wire.Message) -> None:
+        with self._changed:
+            if isinstance(message, wire.Run):
+                self._runs.append(message)
+                # `finish` was meant for the task before this one.
+                self._limits = wire.Gate(self._limits.share, self._limits.pause)
+            elif isinstance(message, wire.Have):
+                self._have.update((sha, Path(p)) for sha, p in message.paths.items())
+            elif isinstance(message, wire.Gate):
+                self._limits = message
+            elif isinstance(message, wire.Cancel):
+                # One for a task that has ended meanwhile is late, not wrong.
+                if message.task_id in (self._current, *(r.assignment.task_id for r in self._runs)):
+                    self._cancel = message
+            else:
+                raise ValueError(f"a {message.type!r} message does not go to the child")
+            self._changed.notify_all()
+
+    def send(self, message: wire.FromChild) -> None:
+        """Write one line.
+
+        Raises:
+            ChannelClosed: the daemon is gone.
+        """
+        try:
+            self._stdout.write(wire.encode(message))
+            self._stdout.flush()
+        except (BrokenPipeError, ConnectionResetError) as problem:
+            raise ChannelClosed from problem
+
+    def next_run(self) -> wire.Run:
+        """The next task; blocks until there is one.
+
+        Raises:
+            ChannelClosed: the daemon is gone and no task is waiting.
+        """
+        with self._changed:
+            self._current = ""
+            while not self._runs:
+                if self._closed:
+                    raise ChannelClosed
+                self._changed.wait()
+            run = self._runs.popleft()
+            self._current = run.assignment.task_id
+            if self._cancel and self._cancel.task_id != self._current:
+                self._cancel = None
+            return run
+
+    def fetch(self, blobs: Iterable[BlobRef]) -> Mapping[str, Path]:
+        """Local paths of ``blobs`` by SHA-256, asking the daemon for those it has not named yet.
+
+        Raises:
+            TaskCancelled: the task was dropped while waiting.
+            ChannelClosed: the daemon is gone.
+        """
+        wanted = {b.sha256: b for b in blobs}
+        with self._changed:
+            # Paths are asked for anew for each task: the daemon's cache may have evicted them.
+            for sha in wanted:
+                self._have.pop(sha, None)
+        if wanted:
+            self.send(wire.Need(tuple(wanted.values())))
+        with self._changed:
+            while not wanted.keys() <= self._have.keys():
+                self._raise_if_over()
+                self._changed.wait()
+            return {sha: self._have[sha] for sha in wanted}
+
+    @property
+    def exact(self) -> bool:
+        """A duty cycle needs the device's own time."""
+        return self._limits.share < 1
+
+    def __call__(self, step_seconds: float) -> bool:
+        """The gate between steps, see :class:`distribai.core.child.Gate`.
+
+        Raises:
+            TaskCancelled: the task was dropped.
+            ChannelClosed: the daemon is gone: nobody wants the result.
+        """
+        with self._changed:
+            self._raise_if_over()
+            share = self._limits.share
+            if share < 1 and step_seconds > 0 and not self._limits.finish:
+                self._wait(self._changed, step_seconds * (1 / share - 1))
+            while self._limits.pause and not self._limits.finish:
+                self._raise_if_over()
+                self._changed.wait()
+            self._raise_if_over()
+            return not self._limits.finish
+
+    def _raise_if_over(self) -> None:
+        if self._cancel is not None and self._cancel.task_id == self._current:
+            raise TaskCancelled("task.failed", f"The task was cancelled: {self._cancel.reason}.")
+        if self._closed:
+            raise ChannelClosed

@@ -1,0 +1,226 @@
+"""What a training child keeps warm for one job, and how it does the phases of a task.
+
+Kept from task to task: the built model, the canonical copy, the optimizer (with its moments where
+the job keeps them), the micro-batch that fits, and the open data set.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from distribai.core.plain import from_plain
+from distribai.core.ranges import split, total
+from distribai.core.spec import BlobRef, JobSpec
+from distribai.core.tasks import Assignment, DatasetRef, Outcome
+from distribai.data import tokenizers
+from distribai.data.reader import SampleReader, positions_of
+from distribai.data.shards import DatasetManifest
+from distribai.errors import InternalFault, UsageError
+from distribai.merge.delta import DeltaHeader, write_delta
+from distribai.training import models
+from distribai.training.generate import generate
+from distribai.training.loop import (
+    NEWCOMER_WARMUP,
+    Gate,
+    InnerLoop,
+    Plan,
+    Report,
+    held_out_loss,
+)
+from distribai.training.optimizers import InnerOptimizer, muon_names
+from distribai.training.versions import CanonicalCopy, Fetch
+
+HELD_OUT_BATCHES = 16
+"""Held-out batches of an evaluation that does not say how many."""
+
+
+class Desk:
+    """One job on one device.
+
+    Args:
+        spec: the job's.
+        device: torch's name of the device.
+        clock: seconds, monotonic.
+
+    Raises:
+        InvalidSpec: the model cannot be built here.
+    """
+
+    def __init__(self, spec: JobSpec, device: str, clock: Callable[[], float]) -> None:
+        self.spec, self.device = spec, device
+        self.live = models.build(spec.model.family, spec.model.config, device)
+        self.canonical = CanonicalCopy(self.live.manifest, spec.seed)
+        names = muon_names(spec.model.family, spec.model.config)
+        self.optimizer = InnerOptimizer(spec.optimizer, self.live.module, names)
+        self.loop = InnerLoop(
+            self.live.module,
+            self.optimizer,
+            device,
+            spec.resources.precision,
+            clock,
+            buffers=self.live.buffers(),
+            compiled=spec.resources.compile,
+        )
+        self._data: tuple[DatasetRef, DatasetManifest, SampleReader] | None = None
+        self._has_moments = False
+
+    def train(
+        self, task: Assignment, out_dir: Path, fetch: Fetch, gate: Gate, report: Report
+    ) -> tuple[Outcome, Path]:
+        """H inner steps and the delta's file.
+
+        Raises:
+            InternalFault: the assignment contradicts itself, or the loss is not finite.
+            OutOfMemory: one sequence does not fit.
+        """
+        batch, base = self.spec.batch, self._reach(task, fetch)
+        if task.steps < 1 or total(task.samples) != task.steps * batch:
+            raise InternalFault(
+                "protocol.malformed",
+                f"{total(task.samples)} samples were assigned for {task.steps} steps of {batch}.",
+            )
+        _, reader = self._open_data(task.data, fetch)
+        positions = positions_of(task.samples)
+        newcomer = self._renew_moments()
+        plan = Plan(
+            schedule=self.spec.schedule,
+            total=self.spec.steps,
+            offset=task.inner_step_offset,
+            steps=task.steps,
+            batch=batch,
+            clip=self.spec.optimizer.clip,
+            rewarm=NEWCOMER_WARMUP if newcomer and task.inner_step_offset else 0,
+        )
+        done = self.loop.run(
+            plan, lambda i: reader.batch(positions[i * batch : (i + 1) * batch]), gate, report
+        )
+        self._has_moments = self.spec.rounds.moments == "keep"
+        header = DeltaHeader(
+            job_id=task.job_id,
+            task_id=task.task_id,
+            attempt=task.attempt,
+            base_version=task.base.version,
+            manifest_hash=self.live.manifest.hash,
+            codec=self.spec.rounds.codec_up,
+            tokens=done.tokens,
+            steps=done.steps,
+        )
+        path = out_dir / f"{task.task_id}.{task.attempt}.delta.safetensors"
+        blob = write_delta(path, self.live.manifest, base, self.live.store(base), header)
+        outcome = Outcome(
+            task.task_id,
+            task.attempt,
+            "done",
+            delta=blob,
+            samples=split(task.samples, done.steps * batch)[0],
+            steps=done.steps,
+            tokens=done.tokens,
+            base_hash=self.canonical.hash,
+            metrics={
+                "loss_first": done.loss_first,
+                "loss_last": done.loss_last,
+                "seconds": done.seconds,
+            },
+        )
+        return outcome, path
+
+    def evaluate(self, task: Assignment, fetch: Fetch, gate: Gate) -> Outcome:
+        """Held-out loss over the first ``params["batches"]`` batches: the same for any version.
+
+        Raises:
+            InternalFault: the task has no data.
+        """
+        self._reach(task, fetch)
+        manifest, reader = self._open_data(task.data, fetch)
+        size, count = self.spec.batch, int(task.params.get("batches", HELD_OUT_BATCHES))
+        rows = min(size * max(1, count), manifest.held_out_sequences)
+
+        def batches() -> Iterator[np.ndarray]:
+            for start in range(0, rows, size):
+                gate(0.0)
+                yield reader.held_out_batch(start, min(size, rows - start))
+
+        loss, tokens = held_out_loss(
+            self.live.module, batches(), self.device, self.spec.resources.precision
+        )
+        return Outcome(
+            task.task_id,
+            task.attempt,
+            "done",
+            base_hash=self.canonical.hash,
+            metrics={"held_out_loss": loss, "held_out_tokens": float(tokens)},
+        )
+
+    def generate(self, task: Assignment, fetch: Fetch, gate: Gate) -> Outcome:
+        """A sample after ``params["prompt"]``.
+
+        Raises:
+            UsageError: ``usage.invalid``: nothing to start from.
+        """
+        self._reach(task, fetch)
+        source = self.spec.data.tokenizer
+        tokenizer = tokenizers.load(fetch([source])[source.sha256] if source else None)
+        end = tokenizer.end_of_document
+        prompt = [int(t) for t in tokenizer.encode(str(task.params.get("prompt", "")))]
+        if not prompt and end is not None:
+            prompt = [end]
+        if not prompt:
+            raise UsageError(
+                "usage.invalid",
+                "The prompt is empty and the tokenizer has no token that starts a text.",
+                "Give a prompt.",
+                field="prompt",
+            )
+        tokens = generate(
+            self.live.module,
+            prompt,
+            int(task.params.get("max_tokens", 200)),
+            temperature=float(task.params.get("temperature", 0.8)),
+            seed=int(task.params.get("seed", 0)),
+            context=self.spec.seq_len,
+            device=self.device,
+            stop=-1 if end is None else end,
+            gate=gate,
+        )
+        return Outcome(
+            task.task_id,
+            task.attempt,
+            "done",
+            base_hash=self.canonical.hash,
+            text=tokenizer.decode(tokens),
+        )
+
+    def _reach(self, task: Assignment, fetch: Fetch) -> dict[str, np.ndarray]:
+        """The canonical weights of the task's base, loaded into the live model."""
+        self.canonical.advance(task.base, fetch)
+        weights = self.canonical.weights
+        if weights is None:
+            raise InternalFault("internal.fault", "The canonical copy is empty after a sync.")
+        self.live.load(weights)
+        return weights
+
+    def _renew_moments(self) -> bool:
+        """Fresh moments where the job wants them; whether this node is a newcomer to kept ones."""
+        keep = self.spec.rounds.moments == "keep"
+        newcomer = keep and not self._has_moments
+        if not keep or newcomer:
+            self.optimizer.reset()
+        # Until this round has ended well: a cancelled one must not leave its moments behind.
+        self._has_moments = False
+        return newcomer
+
+    def _open_data(
+        self, data: DatasetRef | None, fetch: Fetch
+    ) -> tuple[DatasetManifest, SampleReader]:
+        if data is None:
+            raise InternalFault("protocol.malformed", "The task names no data set.")
+        if self._data is None or self._data[0] != data:
+            path = fetch([data.manifest])[data.manifest.sha256]
+            manifest = from_plain(DatasetManifest, json.loads(path.read_text()))
+            shards: list[BlobRef] = [s.blob for s in manifest.shards]
+            self._data = (data, manifest, SampleReader(manifest, fetch(shards), self.spec.seed))
+        return self._data[1], self._data[2]
