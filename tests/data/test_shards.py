@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from distribai.core.plain import canonical_json, from_plain
+from distribai.core.ranges import SampleRange
 from distribai.core.spec import BlobRef
 from distribai.data import reader as reader_module
 from distribai.data import shardfile
 from distribai.data.formats import Piece
-from distribai.data.reader import SampleReader
+from distribai.data.reader import SampleReader, positions_of
 from distribai.data.shards import (
     HELD_OUT_BLOCKS,
     DatasetManifest,
@@ -206,6 +207,19 @@ def test_held_out_sequences_are_mixed_over_all_blocks(tmp_path: Path) -> None:
     assert np.array_equal(whole[10:20], reader.held_out_batch(10, 10))
     with pytest.raises(ValueError, match="held-out sequences"):
         reader.held_out_batch(manifest.held_out_sequences, 1)
+
+
+def test_a_loop_gets_the_sequences_of_its_ranges_batch_by_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader_module, "_READ_AHEAD_IDS", 40)
+    manifest, files = prepare(numbers(400), NumberTokenizer(), 2, 0.1, 0, tmp_path)
+    reader = open_reader(manifest, files)
+    ranges = (SampleRange(3, 50), SampleRange(170, 301))
+    batches = list(reader.batches(ranges, 4))
+    assert {len(b) for b in batches[:-1]} == {4}
+    assert np.array_equal(np.concatenate(batches), reader.batch(positions_of(ranges)))
+    assert list(reader.batches((), 4)) == []
 
 
 def test_a_reader_keeps_few_shards_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

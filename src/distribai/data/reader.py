@@ -8,12 +8,13 @@ manifest means, and that no id lies outside the vocabulary, is checked here.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
+from distribai.core.ranges import Ranges
 from distribai.data import shardfile
 from distribai.data.order import Int64s, permute, positions_of, sequence_of
 from distribai.data.shardfile import Tokens
@@ -24,6 +25,8 @@ __all__ = ["SampleReader", "positions_of"]
 
 _MAX_OPEN: Final = 64
 """Shards mapped at once: a map holds a file descriptor."""
+
+_READ_AHEAD_IDS: Final = 1 << 17
 
 
 class SampleReader:
@@ -83,6 +86,26 @@ class SampleReader:
         # Block j moves every training sequence from `_train_before[j]` on behind its windows.
         passed = np.searchsorted(self._train_before, sequences, side="right")
         return self._windows(sequences + np.concatenate([[0], self._train_apart])[passed])
+
+    def batches(self, ranges: Ranges, size: int) -> Iterator[Int64s]:
+        """Training sequences of ``ranges`` in their order, ``size`` at a time.
+
+        The way for a training loop: about a megabyte is read ahead at once, so that a batch costs
+        some microseconds.
+
+        Yields:
+            ids, shape (size, seq_len + 1), see :meth:`batch`; the last may have fewer rows. The
+            arrays are views that nothing else writes to.
+
+        Raises:
+            Integrity: see :meth:`batch`.
+        """
+        steps = max(1, _READ_AHEAD_IDS // (size * (self._manifest.seq_len + 1)))
+        positions = positions_of(ranges)
+        for first in range(0, positions.size, steps * size):
+            ahead = self.batch(positions[first : first + steps * size])
+            for start in range(0, len(ahead), size):
+                yield ahead[start : start + size]
 
     def held_out_batch(self, start: int, count: int) -> Int64s:
         """Held-out sequences ``start <= i < start + count``, in an order mixed over all blocks.
