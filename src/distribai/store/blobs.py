@@ -100,23 +100,27 @@ class BlobStore:
         max_bytes: int,
         entropy: Callable[[int], bytes] = os.urandom,
         s3: Mapping[str, str] | None = None,
+        retries: int = 4,
     ) -> BlobStore:
         """Open a directory, or ``s3://bucket/prefix``.
 
         S3 takes its credentials, region and endpoint from the usual ``AWS_*`` variables
         (``AWS_ENDPOINT_URL`` for another service than Amazon's); ``s3`` overrides them, with
-        obstore's names (``endpoint``, ``region``, ``access_key_id``, ...). Nothing is contacted.
+        obstore's names (``endpoint``, ``region``, ``access_key_id``, ...). A request that fails for
+        a reason that may pass is tried ``retries`` times more. Nothing is contacted yet.
 
         Raises:
             Unavailable: the directory cannot be made, or the S3 settings are impossible.
         """
         if str(target).startswith("s3://"):
-            plain_http = str((s3 or {}).get("endpoint", "")).startswith("http://")
+            endpoint = (s3 or {}).get("endpoint") or os.environ.get("AWS_ENDPOINT_URL", "")
+            plain_http = endpoint.startswith("http://")
             with _store_errors("open"):
                 bucket = S3Store.from_url(
                     str(target),
                     config=dict(s3 or {}),  # type: ignore[arg-type]  # keys are the caller's
                     client_options={"allow_http": True} if plain_http else None,
+                    retry_config={"max_retries": retries},
                 )
             return cls(bucket, staging, root=None, max_bytes=max_bytes, entropy=entropy)
         root = Path(target)

@@ -139,11 +139,12 @@ class Uploads:
                 buffer += chunk
                 if len(buffer) >= WRITE_CHUNK:
                     data, buffer = bytes(buffer), bytearray()
-                    await self._add(upload_id, staged, mine, data)
+                    await self._add(upload_id, staged, mine, offset, data)
+                    offset += len(data)
         finally:
             # Also when the connection broke: what arrived need not be sent again.
             if buffer:
-                await self._add(upload_id, staged, mine, bytes(buffer))
+                await self._add(upload_id, staged, mine, offset, bytes(buffer))
         return await self._finish(upload_id, staged, mine)
 
     def drop(self, upload_id: str) -> None:
@@ -190,17 +191,19 @@ class Uploads:
             raise unknown from problem
         return _Staged(BlobRef(note["sha256"], note["size"]), part, offset, digest)
 
-    async def _add(self, upload_id: str, staged: _Staged, mine: int, data: bytes) -> None:
+    async def _add(
+        self, upload_id: str, staged: _Staged, mine: int, position: int, data: bytes
+    ) -> None:
         async with staged.lock:
             self._check_owner(upload_id, staged, mine)
-            if staged.offset + len(data) > staged.ref.size:
+            if position + len(data) > staged.ref.size:
                 self.drop(upload_id)
                 raise Integrity(
                     "blob.size",
                     f"The upload brings more than its declared {staged.ref.size} bytes.",
                     "Hash and upload the file again; it may have changed meanwhile.",
                 )
-            await asyncio.to_thread(_write, upload_id, staged, staged.offset, data)
+            await asyncio.to_thread(_write, upload_id, staged, position, data)
 
     async def _finish(self, upload_id: str, staged: _Staged, mine: int) -> Upload:
         async with staged.lock:
