@@ -5,9 +5,9 @@
     distribai://HOST/?grpc=host:port&http=host:port&invite=TOKEN&grid=ID
 
 ``HOST`` is for people; the addresses are in ``grpc`` and ``http``, which may differ in host and
-port. ``grid`` is the grid's id, which the orchestrator's challenge must repeat. ``invite`` is needed
-once, for a key that is new to the grid. A parameter that this program does not know is refused: a
-link that names the grid's CA must never be read by a program that would ignore it.
+port. ``grid`` is the grid's id, which the orchestrator's challenge must repeat. ``invite`` is
+needed once, for a key that is new to the grid. A parameter that this program does not know is
+refused: a link that names the grid's CA must never be read by a program that would ignore it.
 """
 
 from __future__ import annotations
@@ -80,9 +80,7 @@ def parse(text: str) -> JoinLink:
             raise _bad(f"it has no {name!r}")
     for name in ("grpc", "http"):
         split_address(values[name])
-    return JoinLink(
-        host, values["grpc"], values["http"], values["grid"], values.get("invite", "")
-    )
+    return JoinLink(host, values["grpc"], values["http"], values["grid"], values.get("invite", ""))
 
 
 def split_address(address: str) -> tuple[str, int]:

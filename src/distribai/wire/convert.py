@@ -1,0 +1,328 @@
+"""Wire messages to and from the core's types.
+
+Reading is strict: whatever a peer sends is checked here once, so that nothing behind this module
+meets a half-filled task. Writing cannot fail for values that core types allow.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn, TypeVar, get_args
+
+from distribai.core.devices import Device, DeviceType, TaskInHand
+from distribai.core.plain import Plain, canonical_json, from_plain
+from distribai.core.ranges import Ranges, SampleRange
+from distribai.core.spec import BlobRef, JobSpec
+from distribai.core.tasks import (
+    Assignment,
+    DatasetRef,
+    Outcome,
+    Phase,
+    Progress,
+    UpdateRef,
+    WeightsRef,
+)
+from distribai.errors import ProtocolMismatch
+from distribai.wire.v1 import distribai_pb2 as pb
+
+T = TypeVar("T")
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def malformed(what: str) -> NoReturn:
+    """Refuse a message.
+
+    Raises:
+        ProtocolMismatch: ``protocol.malformed``, always.
+    """
+    raise ProtocolMismatch("protocol.malformed", f"A message is malformed: {what}.")
+
+
+# ------------------------------------------------------------------ references
+
+
+def blob_to_wire(blob: BlobRef | None) -> pb.BlobRef | None:
+    """A reference, or None, which protobuf leaves out."""
+    return None if blob is None else pb.BlobRef(sha256=blob.sha256, size=blob.size)
+
+
+def blob_from_wire(message: pb.BlobRef, what: str = "blob") -> BlobRef:
+    """A reference with a well-formed hash.
+
+    Raises:
+        ProtocolMismatch: ``protocol.malformed``.
+    """
+    if not _SHA256.fullmatch(message.sha256):
+        malformed(f"{what}.sha256 is {message.sha256[:80]!r}")
+    return BlobRef(message.sha256, message.size)
+
+
+def ranges_to_wire(ranges: Ranges) -> list[pb.SampleRange]:
+    """Sample ranges in their order."""
+    return [pb.SampleRange(start=r.start, stop=r.stop) for r in ranges]
+
+
+def ranges_from_wire(messages: Iterable[pb.SampleRange], what: str = "samples") -> Ranges:
+    """Sample ranges in their order; whether they overlap is the reader's business.
+
+    Raises:
+        ProtocolMismatch: ``protocol.malformed``, an empty or reversed range.
+    """
+    try:
+        return tuple(SampleRange(m.start, m.stop) for m in messages)
+    except ValueError as problem:
+        malformed(f"{what}: {problem}")
+
+
+def weights_to_wire(weights: WeightsRef) -> pb.WeightsRef:
+    """A reference to canonical weights."""
+    return pb.WeightsRef(
+        version=weights.version,
+        weights_hash=weights.weights_hash,
+        snapshot=blob_to_wire(weights.snapshot),
+        snapshot_version=weights.snapshot_version,
+        updates=[
+            pb.UpdateRef(version=u.version, blob=blob_to_wire(u.blob), weights_hash=u.weights_hash)
+            for u in weights.updates
+        ],
+    )
+
+
+def weights_from_wire(message: pb.WeightsRef, what: str = "base") -> WeightsRef:
+    """A reference to canonical weights whose updates lead to its version without a gap.
+
+    Raises:
+        ProtocolMismatch: ``protocol.malformed``.
+    """
+    updates = tuple(
+        UpdateRef(u.version, blob_from_wire(u.blob, f"{what}.updates"), u.weights_hash)
+        for u in message.updates
+    )
+    first = message.version - len(updates) + 1
+    if [u.version for u in updates] != list(range(first, message.version + 1)):
+        malformed(f"{what}.updates do not lead to version {message.version} one by one")
+    if not message.weights_hash:
+        malformed(f"{what}.weights_hash is missing")
+    snapshot = None
+    if message.HasField("snapshot"):
+        snapshot = blob_from_wire(message.snapshot, f"{what}.snapshot")
+    return WeightsRef(
+        message.version, message.weights_hash, snapshot, message.snapshot_version, updates
+    )
+
+
+# ------------------------------------------------------------------ tasks
+
+
+def assignment_to_wire(assignment: Assignment, device: int) -> pb.TaskAssign:
+    """A leased task for device number ``device``."""
+    return pb.TaskAssign(
+        job_id=assignment.job_id,
+        task_id=assignment.task_id,
+        attempt=assignment.attempt,
+        round=assignment.round,
+        phase=assignment.phase,
+        paradigm=assignment.paradigm,
+        executor=assignment.executor,
+        isolation=assignment.isolation,
+        device=device,
+        base=weights_to_wire(assignment.base),
+        dataset=None if assignment.data is None else blob_to_wire(assignment.data.manifest),
+        samples=ranges_to_wire(assignment.samples),
+        spec_json=canonical_json(assignment.spec),
+        inner_step_offset=assignment.inner_step_offset,
+        steps=assignment.steps,
+        deadline_s=assignment.deadline_s,
+        env=dict(assignment.env),
+        params_json=canonical_json(assignment.params),
+    )
+
+
+def assignment_from_wire(message: pb.TaskAssign) -> tuple[Assignment, int]:
+    """The task, and the number of the device that it is for.
+
+    Raises:
+        ProtocolMismatch: ``protocol.malformed``, with the first field that is wrong.
+    """
+    for name in ("job_id", "task_id", "attempt", "executor", "isolation"):
+        if not getattr(message, name):
+            malformed(f"TaskAssign.{name} is missing")
+    if message.phase not in get_args(Phase):
+        malformed(f"TaskAssign.phase is {message.phase!r}")
+    if not message.HasField("base"):
+        malformed("TaskAssign.base is missing")
+    if not (math.isfinite(message.deadline_s) and message.deadline_s >= 0):
+        malformed(f"TaskAssign.deadline_s is {message.deadline_s}")
+    data = None
+    if message.HasField("dataset"):
+        data = DatasetRef(blob_from_wire(message.dataset, "dataset"))
+    params = _json(message.params_json or "{}", "params_json")
+    if not isinstance(params, dict):
+        malformed("TaskAssign.params_json is not a mapping")
+    assignment = Assignment(
+        job_id=message.job_id,
+        task_id=message.task_id,
+        attempt=message.attempt,
+        round=message.round,
+        phase=message.phase,  # type: ignore[arg-type]  # checked against Phase above
+        spec=_plain(JobSpec, _json(message.spec_json, "spec_json"), "spec_json"),
+        base=weights_from_wire(message.base),
+        data=data,
+        paradigm=message.paradigm,
+        executor=message.executor,
+        isolation=message.isolation,
+        samples=ranges_from_wire(message.samples),
+        steps=message.steps,
+        inner_step_offset=message.inner_step_offset,
+        deadline_s=message.deadline_s,
+        env=dict(message.env),
+        params=params,
+    )
+    return assignment, message.device
+
+
+def progress_to_wire(progress: Progress) -> pb.TaskProgress:
+    """How far a task is."""
+    return pb.TaskProgress(
+        task_id=progress.task_id,
+        attempt=progress.attempt,
+        step=progress.step,
+        steps=progress.steps,
+        loss=progress.loss,
+        tokens_per_s=progress.tokens_per_s,
+    )
+
+
+def progress_from_wire(message: pb.TaskProgress) -> Progress:
+    """How far a task is. A loss may be NaN: that is what a diverging task has to tell.
+
+    Raises:
+        ProtocolMismatch: ``protocol.malformed``.
+    """
+    if not message.task_id or not message.attempt:
+        malformed("TaskProgress names no task or attempt")
+    return Progress(
+        message.task_id,
+        message.attempt,
+        message.step,
+        message.steps,
+        message.loss,
+        message.tokens_per_s,
+    )
+
+
+def outcome_to_wire(outcome: Outcome, signature: bytes) -> pb.TaskResult:
+    """A result with its signature (:func:`distribai.wire.signing.sign_outcome`)."""
+    return pb.TaskResult(
+        task_id=outcome.task_id,
+        attempt=outcome.attempt,
+        status=outcome.status,
+        delta=blob_to_wire(outcome.delta),
+        samples=ranges_to_wire(outcome.samples),
+        steps=outcome.steps,
+        tokens=outcome.tokens,
+        base_hash=outcome.base_hash,
+        metrics=dict(outcome.metrics),
+        text=outcome.text,
+        error_code=outcome.error_code,
+        reason=outcome.reason,
+        signature=signature,
+    )
+
+
+def outcome_from_wire(message: pb.TaskResult) -> tuple[Outcome, bytes]:
+    """The result and its signature, which is not yet checked.
+
+    Raises:
+        ProtocolMismatch: ``protocol.malformed``, with the first field that is wrong.
+    """
+    if not message.task_id or not message.attempt:
+        malformed("TaskResult names no task or attempt")
+    if message.status not in ("done", "failed"):
+        malformed(f"TaskResult.status is {message.status!r}")
+    for name, value in message.metrics.items():
+        if not math.isfinite(value):
+            malformed(f"TaskResult.metrics[{name!r}] is {value}")
+    delta = None
+    if message.HasField("delta"):
+        delta = blob_from_wire(message.delta, "TaskResult.delta")
+    outcome = Outcome(
+        task_id=message.task_id,
+        attempt=message.attempt,
+        status=message.status,  # type: ignore[arg-type]  # checked above
+        delta=delta,
+        samples=ranges_from_wire(message.samples, "TaskResult.samples"),
+        steps=message.steps,
+        tokens=message.tokens,
+        base_hash=message.base_hash,
+        metrics=dict(message.metrics),
+        text=message.text,
+        error_code=message.error_code,
+        reason=message.reason,
+    )
+    return outcome, message.signature
+
+
+# ------------------------------------------------------------------ nodes
+
+
+def device_to_wire(device: Device) -> pb.Device:
+    """One device of a node."""
+    return pb.Device(
+        index=device.index,
+        type=device.type,
+        name=device.name,
+        memory_mb=device.memory_mb,
+        threads=device.threads,
+    )
+
+
+def devices_from_wire(messages: Iterable[pb.Device]) -> tuple[Device, ...]:
+    """All devices of a node, each number once.
+
+    Raises:
+        ProtocolMismatch: ``protocol.malformed``.
+    """
+    devices = []
+    for m in messages:
+        if m.type not in get_args(DeviceType):
+            malformed(f"Device.type is {m.type!r}")
+        devices.append(Device(m.index, m.type, m.name, m.memory_mb, m.threads))  # type: ignore[arg-type]
+    if len({d.index for d in devices}) != len(devices):
+        malformed("two devices have the same number")
+    return tuple(devices)
+
+
+def in_hand_to_wire(tasks: Iterable[TaskInHand]) -> list[pb.TaskInHand]:
+    """Tasks that a node works on."""
+    return [pb.TaskInHand(task_id=t.task_id, attempt=t.attempt, device=t.device) for t in tasks]
+
+
+def in_hand_from_wire(messages: Iterable[pb.TaskInHand]) -> tuple[TaskInHand, ...]:
+    """Tasks that a node works on.
+
+    Raises:
+        ProtocolMismatch: ``protocol.malformed``.
+    """
+    tasks = tuple(TaskInHand(m.task_id, m.attempt, m.device) for m in messages)
+    if any(not t.task_id or not t.attempt for t in tasks):
+        malformed("TaskInHand names no task or attempt")
+    return tasks
+
+
+def _json(text: str, what: str) -> Plain:
+    try:
+        return json.loads(text, parse_constant=lambda name: malformed(f"{what} contains {name}"))
+    except ValueError as problem:
+        malformed(f"{what} is not JSON ({problem})")
+
+
+def _plain(kind: type[T], value: Mapping[str, Any], what: str) -> T:
+    try:
+        return from_plain(kind, value)
+    except ValueError as problem:
+        malformed(f"{what}: {problem}")
