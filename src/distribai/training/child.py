@@ -106,7 +106,7 @@ class Child:
             self._forget(task.job_id)
             while len(self._desks) >= WARM_JOBS:
                 self._desks.popitem(last=False)
-            self._desks[key] = Desk(task.spec, device, self._clock)
+            self._desks[key] = Desk(task.job_id, task.spec, device, self._clock)
         self._desks.move_to_end(key)
         return self._desks[key]
 

@@ -21,6 +21,7 @@ from distribai.data.reader import SampleReader, positions_of
 from distribai.data.shards import DatasetManifest
 from distribai.errors import InternalFault, UsageError
 from distribai.merge.delta import DeltaHeader, write_delta
+from distribai.merge.weights import Weights
 from distribai.training import models
 from distribai.training.generate import generate
 from distribai.training.loop import (
@@ -42,7 +43,8 @@ class Desk:
     """One job on one device.
 
     Args:
-        spec: the job's.
+        job_id: the job's id.
+        spec: the job's spec.
         device: torch's name of the device.
         clock: seconds, monotonic.
 
@@ -50,10 +52,10 @@ class Desk:
         InvalidSpec: the model cannot be built here.
     """
 
-    def __init__(self, spec: JobSpec, device: str, clock: Callable[[], float]) -> None:
+    def __init__(self, job_id: str, spec: JobSpec, device: str, clock: Callable[[], float]) -> None:
         self.spec, self.device = spec, device
         self.live = models.build(spec.model.family, spec.model.config, device)
-        self.canonical = CanonicalCopy(self.live.manifest, spec.seed)
+        self.canonical = CanonicalCopy(job_id, self.live.manifest, spec.seed)
         names = muon_names(spec.model.family, spec.model.config)
         self.optimizer = InnerOptimizer(spec.optimizer, self.live.module, names)
         self.loop = InnerLoop(
@@ -194,7 +196,7 @@ class Desk:
             text=tokenizer.decode(tokens),
         )
 
-    def _reach(self, task: Assignment, fetch: Fetch) -> dict[str, np.ndarray]:
+    def _reach(self, task: Assignment, fetch: Fetch) -> Weights:
         """The canonical weights of the task's base, loaded into the live model."""
         self.canonical.advance(task.base, fetch)
         weights = self.canonical.weights

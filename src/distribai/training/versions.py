@@ -17,9 +17,9 @@ from distribai.core.spec import BlobRef
 from distribai.core.tasks import UpdateRef, WeightsRef
 from distribai.core.tensors import ParameterManifest
 from distribai.errors import Integrity, InternalFault
-from distribai.merge.outer import apply_update
+from distribai.merge.update import apply_update
 from distribai.merge.version0 import make_version0
-from distribai.merge.weights import open_weights, weights_hash
+from distribai.merge.weights import Weights, open_weights, weights_hash
 
 Fetch = Callable[[Iterable[BlobRef]], Mapping[str, Path]]
 """Local paths of blobs by SHA-256, see ``Channel.fetch``."""
@@ -70,9 +70,9 @@ def way_to(target: WeightsRef, held: int | None) -> Way:
 class CanonicalCopy:
     """Canonical weights of one job; ``weights`` is None until a version was reached."""
 
-    def __init__(self, manifest: ParameterManifest, seed: int) -> None:
-        self._manifest, self._seed = manifest, seed
-        self.weights: dict[str, np.ndarray] | None = None
+    def __init__(self, job_id: str, manifest: ParameterManifest, seed: int) -> None:
+        self._job_id, self._manifest, self._seed = job_id, manifest, seed
+        self.weights: Weights | None = None
         self.version = 0
         self.hash = ""
 
@@ -96,7 +96,13 @@ class CanonicalCopy:
         if way.start != "held" or weights is None:
             weights = self._first(way, target, paths)
         for update in way.updates:
-            weights = apply_update(self._manifest, weights, paths[update.blob.sha256])
+            weights = apply_update(
+                self._manifest,
+                weights,
+                paths[update.blob.sha256],
+                expect={"job_id": self._job_id, "version": update.version},
+                in_place=True,
+            )
             self._check(weights, update.version, update.weights_hash)
         if not way.updates:
             self._check(weights, target.version, target.weights_hash)
@@ -104,16 +110,14 @@ class CanonicalCopy:
             raise _differs(target.version, self.hash, target.weights_hash)
         self.weights, self.version = weights, target.version
 
-    def _first(
-        self, way: Way, target: WeightsRef, paths: Mapping[str, Path]
-    ) -> dict[str, np.ndarray]:
+    def _first(self, way: Way, target: WeightsRef, paths: Mapping[str, Path]) -> Weights:
         if way.start == "seed" or target.snapshot is None:
             return make_version0(self._manifest, self._seed)
         opened = open_weights(paths[target.snapshot.sha256], self._manifest)
         # Updates change the copy in place, the file is a read-only map.
         return {name: np.array(opened[name], copy=True) for name in opened}
 
-    def _check(self, weights: Mapping[str, np.ndarray], version: int, wanted: str) -> None:
+    def _check(self, weights: Weights, version: int, wanted: str) -> None:
         self.hash = weights_hash(self._manifest, weights)
         if self.hash != wanted:
             raise _differs(version, self.hash, wanted)

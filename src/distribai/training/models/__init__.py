@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Mapping
 from functools import cache
 from types import ModuleType
 
@@ -23,9 +22,7 @@ from distribai.core.architectures import config_from, manifest_of
 from distribai.core.plain import Plain
 from distribai.core.tensors import ParameterManifest, TensorSpec
 from distribai.errors import Integrity, InvalidSpec
-
-Weights = Mapping[str, np.ndarray]
-"""Canonical weights by name; BF16 tensors as uint16 bit patterns."""
+from distribai.merge.weights import Weights
 
 
 @cache
@@ -76,13 +73,13 @@ class LiveModel:
             self._tensors[spec.name].copy_(_from_canonical(spec, weights[spec.name]))
 
     @torch.no_grad()
-    def store(self, base: Weights) -> dict[str, np.ndarray]:
+    def store(self, base: Weights) -> Weights:
         """New canonical arrays of what travels, after training that began by loading ``base``.
 
         A live tensor of lower precision contributes its *change*: otherwise the rounding of
         ``base`` itself would look like training.
         """
-        out: dict[str, np.ndarray] = {}
+        out: Weights = {}
         for spec in self.manifest.travelling:
             live = self._tensors[spec.name].detach()
             if spec.dtype == "F32" and live.dtype != torch.float32:
