@@ -203,6 +203,7 @@ register(
     grid__port="The port is already in use.",
     grid__insecure="Listening beyond loopback needs TLS or --insecure.",
     grid__unreachable="The orchestrator cannot be reached.",
+    grid__database="The database cannot be reached.",
     grid__schema="The database's schema is newer than this program.",
     config__invalid="A setting has an unknown name or an impossible value.",
     io__file="A file could not be read or written.",

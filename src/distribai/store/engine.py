@@ -1,7 +1,229 @@
-"""Databases: the embedded SQLite and PostgreSQL, behind one small face."""
+"""Databases: the embedded SQLite and PostgreSQL, behind one small face.
+
+SQLite runs in WAL mode with one writer connection, whose transactions begin IMMEDIATE (so that
+none fails half-way for want of the write lock), and readers apart, each on the snapshot at which it
+began. PostgreSQL writes at READ COMMITTED with guarded updates and row locks, and reads
+at REPEATABLE READ. All statements are the same on both; what differs is behind :class:`Tx`.
+
+Everything stored is dated with *database time*, read once at the start of each transaction.
+"""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from sqlalchemy import Executable, Row, Table, event, text
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import URL, CursorResult, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from distribai.errors import Unavailable, UsageError
+
+Dialect = Literal["sqlite", "postgresql"]
+
+NOW = {
+    "sqlite": text("SELECT (julianday('now') - 2440587.5) * 86400.0"),
+    "postgresql": text("SELECT extract(epoch FROM clock_timestamp())::double precision"),
+}
+"""Database time, seconds since 1970. SQLite's has milliseconds."""
+
+BUSY_S = 30.0
+"""Seconds that SQLite waits for a lock that another process (a backup) holds."""
+
+READERS = 4
+"""Reader connections of the embedded database; each has its thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tx:
+    """One transaction. ``now`` is database time at its start."""
+
+    conn: AsyncConnection
+    dialect: Dialect
+    now: float
+
+    async def run(
+        self, statement: Executable, values: Mapping[str, Any] | None = None
+    ) -> CursorResult[Any]:
+        """Execute one statement."""
+        result: CursorResult[Any] = await self.conn.execute(statement, values)
+        return result
+
+    async def run_many(self, statement: Executable, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Execute one statement for each of ``rows``; none is no error."""
+        if rows:
+            await self.conn.execute(statement, rows)
+
+    async def all(
+        self, statement: Executable, values: Mapping[str, Any] | None = None
+    ) -> Sequence[Row[Any]]:
+        """All rows."""
+        return (await self.run(statement, values)).all()
+
+    async def first(
+        self, statement: Executable, values: Mapping[str, Any] | None = None
+    ) -> Row[Any] | None:
+        """The first row, or None."""
+        return (await self.run(statement, values)).first()
+
+    async def scalar(self, statement: Executable, values: Mapping[str, Any] | None = None) -> Any:
+        """The first column of the first row, or None."""
+        return (await self.run(statement, values)).scalar()
+
+    def insert(self, table: Table) -> sqlite.Insert | postgresql.Insert:
+        """An INSERT that knows ON CONFLICT, which both databases spell alike."""
+        if self.dialect == "sqlite":
+            return sqlite.insert(table)
+        return postgresql.insert(table)
+
 
 class Database:
-    """One database; ``write()`` and ``read()`` give transactions."""
+    """One database; :meth:`write` and :meth:`read` give transactions.
+
+    Args:
+        url: ``sqlite:///path`` or ``postgresql://...`` (the drivers are ours to choose).
+        clock: put in place of database time, by tests alone.
+
+    Raises:
+        UsageError: ``config.invalid``: another kind of database, or its driver is not installed.
+        Unavailable: ``grid.database``: the SQLite file's directory does not exist.
+    """
+
+    def __init__(self, url: str, clock: Callable[[], float] | None = None) -> None:
+        self.url = _driver_url(url)
+        self.dialect: Dialect = (
+            "sqlite" if self.url.get_backend_name() == "sqlite" else "postgresql"
+        )
+        self._clock = clock
+        self._writing = asyncio.Lock()
+        self._writer: AsyncEngine
+        self._reader: AsyncEngine
+        if self.dialect == "sqlite":
+            _check_directory(self.url)
+            self._writer = _sqlite_engine(self.url, "BEGIN IMMEDIATE", 1)
+            self._reader = _sqlite_engine(self.url, "BEGIN", READERS)
+        else:
+            self._writer = create_async_engine(self.url, pool_size=8, pool_pre_ping=True)
+            self._reader = self._writer.execution_options(
+                isolation_level="REPEATABLE READ", postgresql_readonly=True
+            )
+
+    @asynccontextmanager
+    async def write(self) -> AsyncIterator[Tx]:
+        """A transaction that may write: committed at the end of the block, undone on any error.
+
+        On SQLite only one runs at a time in the whole process. Keep network and tensor work out.
+
+        Raises:
+            Unavailable: ``grid.database``: the database cannot be reached.
+        """
+        if self.dialect == "postgresql":
+            async with self._begin(self._writer) as tx:
+                yield tx
+            return
+        async with self._writing, self._begin(self._writer) as tx:
+            yield tx
+
+    @asynccontextmanager
+    async def read(self) -> AsyncIterator[Tx]:
+        """A transaction that reads one snapshot.
+
+        Raises:
+            Unavailable: ``grid.database``: the database cannot be reached.
+        """
+        async with self._begin(self._reader) as tx:
+            yield tx
+
+    async def now(self) -> float:
+        """Database time now."""
+        async with self.read() as tx:
+            return tx.now
+
+    async def close(self) -> None:
+        """Close all connections; the threads behind SQLite's end with them."""
+        await self._writer.dispose()
+        if self.dialect == "sqlite":
+            await self._reader.dispose()
+
+    @asynccontextmanager
+    async def _begin(self, engine: AsyncEngine) -> AsyncIterator[Tx]:
+        try:
+            conn = await engine.connect()
+        except (DBAPIError, OSError) as problem:
+            raise Unavailable(
+                "grid.database",
+                f"The database cannot be reached: {str(problem).splitlines()[0]}",
+                "Check its address, that it runs, and the rights on its file.",
+            ) from problem
+        try:
+            async with conn.begin():
+                if self._clock is not None:
+                    now = self._clock()
+                else:
+                    now = float((await conn.execute(NOW[self.dialect])).scalar_one())
+                yield Tx(conn, self.dialect, now)
+        finally:
+            await conn.close()
+
+
+def _driver_url(url: str) -> URL:
+    drivers = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg"}
+    try:
+        parsed = make_url(url)
+        backend = drivers[parsed.get_backend_name()]
+        parsed = parsed.set(drivername=backend)
+        parsed.get_dialect().import_dbapi()
+    except (ArgumentError, KeyError, NoSuchModuleError) as problem:
+        raise UsageError(
+            "config.invalid",
+            f"{url.split('@')[-1]!r} is not the URL of a database that a grid can live in.",
+            "Give sqlite:///path/to/grid.sqlite3 or postgresql://user@host/name.",
+            field="db",
+        ) from problem
+    except ImportError as problem:
+        raise UsageError(
+            "config.invalid",
+            f"The driver for this database is not installed: {problem.name}.",
+            "Install distribai[postgres].",
+            field="db",
+        ) from problem
+    return parsed
+
+
+def _check_directory(url: URL) -> None:
+    directory = Path(url.database or "").absolute().parent
+    if not directory.is_dir():
+        raise Unavailable(
+            "grid.database",
+            f"The directory of the database does not exist: {directory}.",
+            "Make it, or give another path.",
+        )
+
+
+def _sqlite_engine(url: URL, begin: str, size: int) -> AsyncEngine:
+    engine = create_async_engine(
+        url, pool_size=size, max_overflow=0, connect_args={"timeout": BUSY_S}
+    )
+
+    @event.listens_for(engine.sync_engine, "connect")
+    def on_connect(connection: Any, _record: object) -> None:
+        # The driver's own idea of when to begin is switched off: transactions begin below.
+        connection.isolation_level = None
+        cursor = connection.cursor()
+        cursor.execute("PRAGMA journal_mode = WAL")
+        # FULL: a commit is on disk before it is acknowledged, also across a power cut.
+        cursor.execute("PRAGMA synchronous = FULL")
+        cursor.execute("PRAGMA foreign_keys = ON")
+        cursor.close()
+
+    @event.listens_for(engine.sync_engine, "begin")
+    def on_begin(connection: Any) -> None:
+        connection.exec_driver_sql(begin)
+
+    return engine

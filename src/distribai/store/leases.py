@@ -1,0 +1,129 @@
+"""Leases: who may work on what until when, the same on both databases.
+
+A lease is a few columns of the row itself and a *fence* that grows whenever the row is leased
+anew: whoever comes back late holds an old fence, and every statement that counts names the fence.
+Each function here is one guarded ``UPDATE ... RETURNING``: it changes the row only if the row still
+is as the caller believes, and says whether it did. Times are database time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from sqlalchemy import Row, and_, case, exists, or_, select, update
+
+from distribai.core.states import TaskState
+from distribai.store.engine import Tx
+from distribai.store.tables import duties, tasks
+
+
+async def take_duty(tx: Tx, name: str, holder: str, seconds: float) -> int | None:
+    """Lease a duty to ``holder``, or prolong its lease; the fence, None while another holds it."""
+    statement = tx.insert(duties).values(
+        name=name, holder=holder, fence=1, lease_until=tx.now + seconds
+    )
+    statement = statement.on_conflict_do_update(
+        index_elements=[duties.c.name],
+        set_={
+            "holder": holder,
+            "fence": case((duties.c.holder == holder, duties.c.fence), else_=duties.c.fence + 1),
+            "lease_until": tx.now + seconds,
+        },
+        where=or_(duties.c.holder == holder, duties.c.lease_until <= tx.now),
+    )
+    fence = await tx.scalar(statement.returning(duties.c.fence))
+    return None if fence is None else int(fence)
+
+
+async def drop_duties(tx: Tx, holder: str) -> None:
+    """Let others have the duties of ``holder`` at once."""
+    await tx.run(update(duties).where(duties.c.holder == holder).values(lease_until=tx.now))
+
+
+async def lease_task(
+    tx: Tx, task_id: str, node_id: str, device: int, lease_s: float, deadline_s: float
+) -> Row[Any] | None:
+    """Lease a queued task to a free device under the next attempt.
+
+    Returns the task's row, or None when it is no longer queued or the device no longer free.
+    """
+    taken = tasks.alias("taken")
+    busy = exists().where(
+        taken.c.node_id == node_id,
+        taken.c.device == device,
+        taken.c.state == TaskState.LEASED.value,
+    )
+    return await tx.first(
+        update(tasks)
+        .where(tasks.c.id == task_id, tasks.c.state == TaskState.QUEUED.value, ~busy)
+        .values(
+            state=TaskState.LEASED.value,
+            attempt=tasks.c.attempt + 1,
+            node_id=node_id,
+            device=device,
+            leased_at=tx.now,
+            lease_until=tx.now + lease_s,
+            deadline_at=tx.now + deadline_s,
+            progress=None,
+        )
+        .returning(tasks)
+    )
+
+
+async def extend_leases(
+    tx: Tx, node_id: str, held: Iterable[tuple[str, int]], lease_s: float
+) -> set[tuple[str, int]]:
+    """Prolong the leases of ``node_id`` on ``(task, attempt)``, never beyond the hard deadline.
+
+    Returns those that it still holds.
+    """
+    held = list(held)
+    if not held:
+        return set()
+    until = tx.now + lease_s
+    rows = await tx.all(
+        update(tasks)
+        .where(
+            tasks.c.node_id == node_id,
+            tasks.c.state == TaskState.LEASED.value,
+            or_(*(and_(tasks.c.id == t, tasks.c.attempt == a) for t, a in held)),
+        )
+        .values(lease_until=case((tasks.c.deadline_at < until, tasks.c.deadline_at), else_=until))
+        .returning(tasks.c.id, tasks.c.attempt)
+    )
+    return {(row.id, row.attempt) for row in rows}
+
+
+async def expired_tasks(tx: Tx) -> Sequence[Row[Any]]:
+    """Leased tasks whose lease has run out."""
+    return await tx.all(
+        select(tasks)
+        .where(tasks.c.state == TaskState.LEASED.value, tasks.c.lease_until <= tx.now)
+        .order_by(tasks.c.job_id, tasks.c.seq)
+    )
+
+
+async def leave_state(
+    tx: Tx,
+    task_id: str,
+    old: TaskState,
+    new: TaskState,
+    *,
+    attempt: int | None = None,
+    node_id: str | None = None,
+    **values: Any,
+) -> Row[Any] | None:
+    """Move a task from ``old`` to ``new`` if it still is there, under that attempt and node.
+
+    Returns the task's row after the change, or None when nothing was changed. The caller has
+    checked the transition with ``core.states``.
+    """
+    guard = [tasks.c.id == task_id, tasks.c.state == old.value]
+    if attempt is not None:
+        guard.append(tasks.c.attempt == attempt)
+    if node_id is not None:
+        guard.append(tasks.c.node_id == node_id)
+    return await tx.first(
+        update(tasks).where(*guard).values(state=new.value, **values).returning(tasks)
+    )

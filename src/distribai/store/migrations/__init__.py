@@ -1,0 +1,1 @@
+"""Alembic revisions of the store, run by :func:`distribai.store.migrate.migrate`."""

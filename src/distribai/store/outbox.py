@@ -1,0 +1,124 @@
+"""Every state change, in the order of its commit.
+
+A change writes its row in its own transaction (:func:`append`), so that there is an event exactly
+when there is a change. Readers (``--watch``, server-sent events, audit) follow with a cursor.
+
+The cursor is ``(epoch, xid, id)``. On SQLite, with its one writer, ids alone are in commit order;
+xid is 0. On PostgreSQL an id is taken before the commit, so a row with a smaller id can appear
+*after* a larger one was read: reading ``id > last`` would lose it. There a row carries its
+transaction's 64-bit id, and readers stop below ``pg_snapshot_xmin``, under which no transaction can
+still be running. A dump that is restored into a new cluster begins again with small transaction
+ids; :func:`start` then opens a new epoch, and all rows of older epochs are settled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Integer,
+    Row,
+    Text,
+    cast,
+    func,
+    insert,
+    literal,
+    or_,
+    select,
+    tuple_,
+    update,
+)
+
+from distribai.core.plain import Plain
+from distribai.errors import UsageError
+from distribai.store.engine import Dialect, Tx
+from distribai.store.tables import meta, outbox
+
+Cursor = tuple[int, int, int]
+
+BEGINNING: Cursor = (0, 0, 0)
+
+_EPOCH = select(cast(meta.c.value, Integer)).where(meta.c.key == "outbox_epoch").scalar_subquery()
+
+
+def _current_xid(dialect: Dialect) -> ColumnElement[int]:
+    if dialect == "sqlite":
+        return literal(0, BigInteger)
+    return cast(cast(func.pg_current_xact_id(), Text), BigInteger)
+
+
+async def start(tx: Tx) -> None:
+    """Open the first epoch, or a new one when the transaction ids have started over."""
+    epoch = await tx.scalar(select(_EPOCH))
+    if epoch is None:
+        await tx.run(insert(meta).values(key="outbox_epoch", value="1"))
+        return
+    newest = await tx.scalar(select(func.max(outbox.c.xid)).where(outbox.c.epoch == epoch))
+    current = await tx.scalar(select(_current_xid(tx.dialect)))
+    if newest is not None and newest > current:
+        await tx.run(update(meta).where(meta.c.key == "outbox_epoch").values(value=str(epoch + 1)))
+
+
+async def append(
+    tx: Tx,
+    kind: str,
+    *,
+    job_id: str = "",
+    task_id: str = "",
+    node_id: str = "",
+    data: Mapping[str, Plain] | None = None,
+) -> None:
+    """Write the event of a change that this transaction makes."""
+    await tx.run(
+        insert(outbox).values(
+            epoch=_EPOCH,
+            xid=_current_xid(tx.dialect),
+            at=tx.now,
+            kind=kind,
+            job_id=job_id,
+            task_id=task_id,
+            node_id=node_id,
+            data=dict(data or {}),
+        )
+    )
+
+
+async def read(tx: Tx, after: Cursor, limit: int, job_id: str | None = None) -> Sequence[Row[Any]]:
+    """Settled events behind ``after``, in commit order, at most ``limit``."""
+    key = tuple_(outbox.c.epoch, outbox.c.xid, outbox.c.id)
+    query = select(outbox).where(key > tuple_(*map(literal, after)))
+    if tx.dialect == "postgresql":
+        xmin = cast(cast(func.pg_snapshot_xmin(func.pg_current_snapshot()), Text), BigInteger)
+        query = query.where(or_(outbox.c.epoch < _EPOCH, outbox.c.xid < xmin))
+    if job_id is not None:
+        query = query.where(outbox.c.job_id == job_id)
+    query = query.order_by(outbox.c.epoch, outbox.c.xid, outbox.c.id).limit(limit)
+    return await tx.all(query)
+
+
+def format_cursor(row: Row[Any]) -> str:
+    """The cursor just behind ``row``, as text."""
+    return f"{row.epoch}.{row.xid}.{row.id}"
+
+
+def parse_cursor(text: str) -> Cursor:
+    """The cursor that :func:`format_cursor` wrote; empty text is the beginning.
+
+    Raises:
+        UsageError: ``usage.invalid``: anything else.
+    """
+    if not text:
+        return BEGINNING
+    parts = text.split(".")
+    if len(parts) != 3 or not all(p.isascii() and p.isdecimal() and len(p) < 20 for p in parts):
+        raise UsageError(
+            "usage.invalid",
+            f"{text[:60]!r} is not a cursor of this grid's events.",
+            "Give back a cursor as it was answered, or none to begin at the beginning.",
+            field="after",
+        )
+    epoch, xid, row_id = map(int, parts)
+    return epoch, xid, row_id

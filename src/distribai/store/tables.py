@@ -1,0 +1,319 @@
+"""Every table of a grid's database, for SQLite and PostgreSQL alike.
+
+Times are database time in seconds since 1970. JSON columns hold plain values of the domain
+(``core.plain``). States are written by the commands and duties that checked them with
+``core.states``; nothing else updates a ``state`` column.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    text,
+)
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s_%(referred_table_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+AUTO = BigInteger().with_variant(Integer(), "sqlite")
+"""Key that the database counts; SQLite counts only a column of the exact type INTEGER."""
+
+NULLABLE_JSON = JSON(none_as_null=True)
+"""JSON whose None is SQL's NULL rather than JSON's null."""
+
+ID = String(64)
+SHA = String(64)
+
+meta = Table(
+    "meta",
+    metadata,
+    Column("key", String(64), primary_key=True),
+    Column("value", Text, nullable=False),
+    comment="single facts of the grid: its id, the outbox's epoch",
+)
+
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("id", ID, primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("reason", Text, nullable=False, default=""),
+    Column("spec", JSON, nullable=False),
+    Column("priority", String(4), nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("created_by", Text, nullable=False),
+    Column("decided_at", Double),
+    Column("started_at", Double),
+    Column("ended_at", Double),
+    Column("version", Integer, nullable=False),
+    Column("rounds_total", Integer, nullable=False),
+    Column("parameters", BigInteger, nullable=False),
+    Column("manifest_hash", SHA, nullable=False),
+    Column("dataset_key", ForeignKey("datasets.key"), nullable=False),
+    Column("plan", JSON, nullable=False),
+    Column("pool_cursor", BigInteger, nullable=False, default=0),
+    Column("pool_returned", JSON, nullable=False),
+    Column("tokens", BigInteger, nullable=False, default=0),
+    Index(None, "state", "created_at"),
+    Index(None, "name"),
+)
+
+datasets = Table(
+    "datasets",
+    metadata,
+    Column("key", SHA, primary_key=True),
+    Column("manifest_sha", SHA, nullable=False),
+    Column("manifest_size", BigInteger, nullable=False),
+    Column("figures", JSON, nullable=False),
+    Column("created_at", Double, nullable=False),
+    comment="prepared data by fingerprint of (data spec, sequence length, seed)",
+)
+
+idempotency = Table(
+    "idempotency",
+    metadata,
+    Column("key", String(255), primary_key=True),
+    Column("fingerprint", SHA, nullable=False),
+    Column("job_id", ForeignKey("jobs.id"), nullable=False),
+    Column("created_at", Double, nullable=False),
+)
+
+rounds = Table(
+    "rounds",
+    metadata,
+    Column("job_id", ForeignKey("jobs.id"), primary_key=True),
+    Column("number", Integer, primary_key=True),
+    Column("take", Integer, primary_key=True),
+    Column("state", String(16), nullable=False),
+    Column("reason", Text, nullable=False, default=""),
+    Column("members", JSON, nullable=False),
+    Column("steps", Integer, nullable=False),
+    Column("opened_at", Double, nullable=False),
+    Column("deadline_at", Double),
+    Column("closed_at", Double),
+    Index(None, "state"),
+)
+
+tasks = Table(
+    "tasks",
+    metadata,
+    Column("id", ID, primary_key=True),
+    Column("seq", BigInteger, nullable=False),
+    Column("job_id", ForeignKey("jobs.id"), nullable=False),
+    Column("round", Integer, nullable=False),
+    Column("take", Integer, nullable=False),
+    Column("phase", String(16), nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("reason", Text, nullable=False, default=""),
+    Column("slot", Integer, nullable=False, default=0),
+    Column("member_id", ID, nullable=False, default=""),
+    Column("member_device", Integer, nullable=False, default=0),
+    Column("node_id", ID, nullable=False, default=""),
+    Column("device", Integer, nullable=False, default=0),
+    Column("attempt", Integer, nullable=False, default=0),
+    Column("failures", Integer, nullable=False, default=0),
+    Column("lease_until", Double),
+    Column("deadline_at", Double),
+    Column("samples", JSON, nullable=False),
+    Column("steps", Integer, nullable=False, default=0),
+    Column("inner_step_offset", Integer, nullable=False, default=0),
+    Column("params", JSON, nullable=False),
+    Column("outcome", NULLABLE_JSON),
+    Column("outcome_hash", SHA, nullable=False, default=""),
+    Column("signature", LargeBinary),
+    Column("causes", JSON, nullable=False),
+    Column("progress", NULLABLE_JSON),
+    Column("created_at", Double, nullable=False),
+    Column("leased_at", Double),
+    Column("submitted_at", Double),
+    Column("ended_at", Double),
+    Index(None, "state"),
+    Index(None, "job_id", "round", "take"),
+    Index(None, "job_id", "seq", unique=True),
+    Index(None, "node_id", "state"),
+    # One task per device, whatever two schedulers believe.
+    Index(
+        "uq_tasks_leased_device",
+        "node_id",
+        "device",
+        unique=True,
+        sqlite_where=text("state = 'leased'"),
+        postgresql_where=text("state = 'leased'"),
+    ),
+)
+
+submissions = Table(
+    "submissions",
+    metadata,
+    Column("task_id", ForeignKey("tasks.id"), primary_key=True),
+    Column("job_id", ForeignKey("jobs.id"), nullable=False),
+    Column("round", Integer, nullable=False),
+    Column("take", Integer, nullable=False),
+    Column("phase", String(16), nullable=False),
+    Column("node_id", ForeignKey("nodes.id"), nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("delta_sha", SHA, nullable=False, default=""),
+    Column("delta_size", BigInteger, nullable=False, default=0),
+    Column("samples", JSON, nullable=False),
+    Column("steps", Integer, nullable=False),
+    Column("tokens", BigInteger, nullable=False),
+    Column("metrics", JSON, nullable=False),
+    Column("outcome", JSON, nullable=False),
+    Column("signature", LargeBinary, nullable=False),
+    Column("accepted_at", Double, nullable=False),
+    Index(None, "job_id", "round", "take"),
+    comment="accepted work: the primary key lets a task count once whatever else goes wrong",
+)
+
+versions = Table(
+    "versions",
+    metadata,
+    Column("job_id", ForeignKey("jobs.id"), primary_key=True),
+    Column("version", Integer, primary_key=True),
+    Column("weights_hash", SHA, nullable=False),
+    Column("weights_sha", SHA, nullable=False),
+    Column("weights_size", BigInteger, nullable=False),
+    Column("update_sha", SHA, nullable=False, default=""),
+    Column("update_size", BigInteger, nullable=False, default=0),
+    Column("outer_sha", SHA, nullable=False, default=""),
+    Column("outer_size", BigInteger, nullable=False, default=0),
+    Column("manifest", JSON, nullable=False),
+    Column("contributors", Integer, nullable=False, default=0),
+    Column("tokens", BigInteger, nullable=False, default=0),
+    Column("held_out_loss", Double),
+    Column("created_at", Double, nullable=False),
+)
+
+nodes = Table(
+    "nodes",
+    metadata,
+    Column("id", ID, primary_key=True),
+    Column("public_key", LargeBinary, nullable=False),
+    Column("name", Text, nullable=False, default=""),
+    Column("liveness", String(16), nullable=False),
+    Column("standing", String(16), nullable=False),
+    Column("intent", String(16), nullable=False),
+    Column("software", Text, nullable=False, default=""),
+    Column("devices", JSON, nullable=False),
+    Column("speeds", JSON, nullable=False),
+    Column("invite_id", ID, nullable=False, default=""),
+    Column("joined_at", Double, nullable=False),
+    Column("last_heard_at", Double, nullable=False),
+    Column("bytes_up", BigInteger, nullable=False, default=0),
+    Column("bytes_down", BigInteger, nullable=False, default=0),
+    Index(None, "liveness"),
+)
+
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("id", ID, primary_key=True),
+    Column("node_id", ForeignKey("nodes.id"), nullable=False),
+    Column("token_hash", SHA, nullable=False, unique=True),
+    Column("holder", ID, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("ended_at", Double),
+    Index(None, "node_id"),
+)
+
+invites = Table(
+    "invites",
+    metadata,
+    Column("id", ID, primary_key=True),
+    Column("secret_hash", SHA, nullable=False, unique=True),
+    Column("created_at", Double, nullable=False),
+    Column("expires_at", Double),
+    Column("uses_left", Integer),
+    Column("revoked", Boolean, nullable=False, default=False),
+)
+
+tokens = Table(
+    "tokens",
+    metadata,
+    Column("token_hash", SHA, primary_key=True),
+    Column("kind", String(16), nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("expires_at", Double),
+    Column("revoked", Boolean, nullable=False, default=False),
+)
+
+outbox = Table(
+    "outbox",
+    metadata,
+    Column("id", AUTO, primary_key=True, autoincrement=True),
+    Column("epoch", Integer, nullable=False),
+    Column("xid", BigInteger, nullable=False),
+    Column("at", Double, nullable=False),
+    Column("kind", String(32), nullable=False),
+    Column("job_id", ID, nullable=False, default=""),
+    Column("task_id", ID, nullable=False, default=""),
+    Column("node_id", ID, nullable=False, default=""),
+    Column("data", JSON, nullable=False),
+    Index(None, "epoch", "xid", "id"),
+    Index(None, "job_id", "id"),
+    comment="every state change, written in its own transaction",
+    sqlite_autoincrement=True,
+)
+
+logs = Table(
+    "logs",
+    metadata,
+    Column("id", AUTO, primary_key=True, autoincrement=True),
+    Column("at", Double, nullable=False),
+    Column("level", String(16), nullable=False),
+    Column("message", Text, nullable=False),
+    Column("job_id", ID, nullable=False, default=""),
+    Column("task_id", ID, nullable=False, default=""),
+    Column("node_id", ID, nullable=False, default=""),
+    Column("fields", JSON, nullable=False),
+    Index(None, "job_id", "id"),
+    sqlite_autoincrement=True,
+)
+
+duties = Table(
+    "duties",
+    metadata,
+    Column("name", String(64), primary_key=True),
+    Column("holder", ID, nullable=False),
+    Column("fence", BigInteger, nullable=False),
+    Column("lease_until", Double, nullable=False),
+)
+
+blobs = Table(
+    "blobs",
+    metadata,
+    Column("sha256", SHA, primary_key=True),
+    Column("size", BigInteger, nullable=False),
+    Column("kind", String(16), nullable=False),
+    Column("job_id", ID, nullable=False, default=""),
+    Column("created_at", Double, nullable=False),
+)
+
+traffic = Table(
+    "traffic",
+    metadata,
+    Column("job_id", ID, primary_key=True),
+    Column("node_id", ID, primary_key=True),
+    Column("kind", String(16), primary_key=True),
+    Column("up", BigInteger, nullable=False),
+    Column("down", BigInteger, nullable=False),
+)

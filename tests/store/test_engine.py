@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from sqlalchemy import insert, select
+
+from distribai.errors import Conflict, Unavailable, UsageError
+from distribai.store.engine import Database
+from distribai.store.lock import FileLock
+from distribai.store.tables import meta
+
+
+async def test_a_failed_transaction_leaves_nothing_behind(db: Database) -> None:
+    async def fail() -> None:
+        async with db.write() as tx:
+            await tx.run(insert(meta).values(key="a", value="1"))
+            raise RuntimeError("half-way")
+
+    with pytest.raises(RuntimeError, match="half-way"):
+        await fail()
+    async with db.read() as tx:
+        assert await tx.first(select(meta).where(meta.c.key == "a")) is None
+
+
+async def test_readers_see_one_snapshot_while_a_writer_commits(db: Database) -> None:
+    async with db.read() as reader:
+        before = await reader.all(select(meta))
+        async with db.write() as tx:
+            await tx.run(insert(meta).values(key="a", value="1"))
+        assert await reader.all(select(meta)) == before
+    async with db.read() as reader:
+        assert len(await reader.all(select(meta))) == len(before) + 1
+
+
+async def test_concurrent_writers_all_get_their_turn(db: Database) -> None:
+    async def add(i: int) -> None:
+        async with db.write() as tx:
+            await tx.run(insert(meta).values(key=f"k{i}", value=str(i)))
+
+    await asyncio.gather(*(add(i) for i in range(20)))
+    async with db.read() as tx:
+        rows = await tx.all(select(meta).where(meta.c.key.like("k%")))
+    assert len(rows) == 20
+
+
+async def test_database_time_is_the_databases_own(url: str) -> None:
+    database = Database(url)
+    try:
+        first = await database.now()
+        second = await database.now()
+    finally:
+        await database.close()
+    assert second >= first > 1_600_000_000
+
+
+async def test_an_upsert_is_spelled_alike_on_both(db: Database) -> None:
+    async with db.write() as tx:
+        for value in ("1", "2"):
+            statement = tx.insert(meta).values(key="a", value=value)
+            await tx.run(
+                statement.on_conflict_do_update(index_elements=["key"], set_={"value": value})
+            )
+        assert await tx.scalar(select(meta.c.value).where(meta.c.key == "a")) == "2"
+
+
+@pytest.mark.parametrize("url", ["mysql://somewhere/x", "not a url", "sqlit:///x"])
+def test_another_kind_of_database_is_refused(url: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        Database(url)
+    assert caught.value.code == "config.invalid"
+
+
+def test_a_database_in_no_directory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable) as caught:
+        Database(f"sqlite:///{tmp_path}/no/such/directory/grid.sqlite3")
+    assert caught.value.code == "grid.database"
+
+
+async def test_an_unreachable_server_is_named(tmp_path: Path) -> None:
+    database = Database(f"postgresql://nobody@/grid?host={tmp_path}")
+    with pytest.raises(Unavailable) as caught:
+        await database.now()
+    await database.close()
+    assert caught.value.code == "grid.database"
+
+
+def test_a_second_lock_on_one_file_is_refused_until_the_first_lets_go(tmp_path: Path) -> None:
+    path = tmp_path / "grid.sqlite3"
+    first = FileLock(path)
+    with pytest.raises(Conflict) as caught:
+        FileLock(path)
+    assert caught.value.code == "grid.locked"
+    first.release()
+    FileLock(path).release()
