@@ -1,0 +1,95 @@
+"""Codecs: how a float tensor's values travel. One file each, found by scanning this package (A3).
+
+A codec's module offers ``CODEC``, an object that keeps the :class:`Codec` protocol. A tensor
+becomes one or more *parts*: arrays that lie in the file as ``name + suffix``. Which parts, with
+which dtypes and shapes, follows from the tensor's shape alone, so that a file is checked before it
+is decoded.
+Error feedback stays with the caller: it encodes ``e = beta e + values``, decodes what was really
+sent, and keeps the difference. Integer buffers pass no codec.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distribai.core.tensors import TensorSpec
+from distribai.errors import InvalidSpec
+
+GRAIN = 4096
+"""Decoding starts at multiples of this many elements: the longest run any codec packs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One stored array of a tensor: its name's suffix (at most one part has none), dtype, shape."""
+
+    suffix: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class Reader(Protocol):
+    """Decodes a tensor piece by piece; may be called from several threads at once."""
+
+    def __call__(
+        self, start: int, stop: int, scratch: NDArray[np.float32], /
+    ) -> NDArray[np.float32]:
+        """Elements ``start <= i < stop`` (C order) in fp32.
+
+        ``start`` is a multiple of :data:`GRAIN`. Either the stored values themselves, read-only,
+        or ``scratch`` (of exactly that size) filled with them.
+        """
+        ...
+
+
+class Codec(Protocol):
+    """One way to carry float tensors."""
+
+    name: str
+
+    def parts(self, spec: TensorSpec) -> tuple[Part, ...]:
+        """The stored arrays of a tensor."""
+        ...
+
+    def encode(self, values: NDArray[np.float32]) -> Mapping[str, NDArray[Any]]:
+        """Flat stored arrays by suffix, of finite values of shape (size,); may be views."""
+        ...
+
+    def reader(self, spec: TensorSpec, parts: Mapping[str, NDArray[Any]]) -> Reader:
+        """A decoder over the stored arrays by suffix."""
+        ...
+
+
+@cache
+def codecs() -> Mapping[str, Codec]:
+    """Every codec by name."""
+    found: dict[str, Codec] = {}
+    for info in sorted(pkgutil.iter_modules(__path__), key=lambda i: i.name):
+        codec: Codec = importlib.import_module(f"{__name__}.{info.name}").CODEC
+        found[codec.name] = codec
+    return found
+
+
+def codec(name: str) -> Codec:
+    """The codec of that name.
+
+    Raises:
+        InvalidSpec: ``codec.unknown``.
+    """
+    try:
+        return codecs()[name]
+    except KeyError:
+        raise InvalidSpec(
+            "codec.unknown",
+            f"There is no codec {name!r}.",
+            f"Codecs: {', '.join(codecs())}.",
+            field="rounds.codec_up",
+        ) from None

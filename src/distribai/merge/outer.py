@@ -1,0 +1,271 @@
+"""The outer step of a round, on arrays and between files.
+
+    g = sum_k w_k Delta_k / sum_k w_k ;  m = mu m + g ;  theta <- theta - eta (g + mu m)
+
+(A1, arXiv:2311.08105; the exact order of operations is in ``kernel``.) Rows are added in the order
+the caller gives: by the hash of the node's key. What was decided comes back as
+:class:`MergeChoices` and goes into the round's manifest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from distribai.core.spec import BlobRef
+from distribai.core.tensors import ParameterManifest, TensorSpec
+from distribai.errors import Integrity
+from distribai.merge.choices import MergeChoices, choose, make_inputs, outer_coefficients
+from distribai.merge.delta import Delta
+from distribai.merge.kernel import Floats, Scratch, walk
+from distribai.merge.tensorfile import TensorWriter, open_tensors
+from distribai.merge.update import UpdateHeader, apply_update, update_writer, write_update
+from distribai.merge.weights import (
+    TensorHash,
+    Weights,
+    all_finite,
+    check_weights,
+    combined_hash,
+    flat,
+    open_weights,
+    trainable,
+    weights_hash,
+    weights_layout,
+    write_weights,
+)
+
+__all__ = [
+    "MergeChoices",
+    "MergedFiles",
+    "UpdateHeader",
+    "apply_update",
+    "choose",
+    "merge_files",
+    "merge_round",
+    "momentum_hash",
+    "open_momentum",
+    "outer_coefficients",
+    "write_momentum",
+    "write_update",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class MergedFiles:
+    """What :func:`merge_files` made; ``tensors`` are the new weights', in manifest order."""
+
+    theta: BlobRef
+    momentum: BlobRef
+    update: BlobRef
+    tensors: tuple[TensorHash, ...]
+    weights_hash: str
+    momentum_hash: str
+    choices: MergeChoices
+
+
+def merge_round(
+    manifest: ParameterManifest,
+    theta: Weights,
+    momentum: Weights | None,
+    deltas: Sequence[Delta],
+    weights: Sequence[int],
+    eta: float,
+    mu: float,
+    out_theta: Weights,
+    out_momentum: Weights,
+    out_update: Weights | None = None,
+    threads: int = 1,
+) -> MergeChoices:
+    """One round on arrays.
+
+    Args:
+        manifest: the model's.
+        theta: canonical weights v.
+        momentum: of the trainable tensors; None in the first round.
+        deltas: in the order in which they are added; all made for this manifest.
+        weights: tokens of each delta; a row of 0 is left out.
+        eta: outer learning rate, a fp32 number (:func:`outer_coefficients`).
+        mu: outer momentum, a fp32 number.
+        out_theta: filled with v + 1; may be ``theta`` itself.
+        out_momentum: filled; may be ``momentum`` itself.
+        out_update: filled with ``u`` of float tensors and new values of integer buffers, if given.
+        threads: how many to use; changes no bit.
+
+    Raises:
+        Conflict: ``merge.empty``.
+        Integrity: ``tensor.manifest``: arrays or deltas of another model.
+        ValueError: see :func:`choose`.
+    """
+    choices = choose(deltas, weights, eta, mu)
+    check_weights(manifest.tensors, out_theta)
+    check_weights(trainable(manifest).tensors, out_momentum)
+    if out_update is not None:
+        check_weights(manifest.travelling, out_update)
+    inputs = make_inputs(manifest, theta, momentum, deltas, choices)
+    walk(inputs, _ArraySink(out_theta, out_momentum, out_update), threads)
+    return choices
+
+
+def merge_files(
+    manifest: ParameterManifest,
+    theta: Path,
+    momentum: Path | None,
+    deltas: Sequence[Delta],
+    weights: Sequence[int],
+    eta: float,
+    mu: float,
+    *,
+    out_theta: Path,
+    out_momentum: Path,
+    out_update: Path,
+    header: UpdateHeader,
+    threads: int = 1,
+) -> MergedFiles:
+    """One round between files, with memory independent of model size and number of deltas.
+
+    Args:
+        manifest: the model's.
+        theta: weights file of version v.
+        momentum: momentum file of version v; None in the first round.
+        deltas: as opened, in the order in which they are added.
+        weights: tokens of each delta; a row of 0 is left out.
+        eta: see :func:`merge_round`.
+        mu: see :func:`merge_round`.
+        out_theta: where the weights file of v + 1 shall lie.
+        out_momentum: where its momentum file shall lie.
+        out_update: where the encoded update shall lie; codec ``fp32``.
+        header: of the update; ``version`` is v + 1.
+        threads: how many to use; changes no bit.
+
+    Raises:
+        Conflict: ``merge.empty``: no row has tokens. Nothing is written then, nor with any other
+            error, except that after an OSError while finishing some of the three may be there.
+        Integrity: ``tensor.format``, ``tensor.manifest``: files or deltas of another model;
+            ``tensor.nonfinite``: the new weights would hold NaN or infinity.
+        ValueError: see :func:`choose`; or a codec that changes values, which needs error feedback.
+        OSError: a file cannot be read or written.
+    """
+    if header.codec != "fp32":
+        raise ValueError(f"updates in codec {header.codec!r} are not made here")
+    choices = choose(deltas, weights, eta, mu)
+    momentum_of = trainable(manifest)
+    old = open_tensors(theta, weights_layout(manifest))
+    old_momentum = None
+    if momentum is not None:
+        old_momentum = open_tensors(momentum, weights_layout(momentum_of))
+
+    def release(spec: TensorSpec, start: int, stop: int) -> None:
+        old.release(spec.name, start, stop)
+        if old_momentum is not None and spec.role == "trainable":
+            old_momentum.release(spec.name, start, stop)
+
+    inputs = make_inputs(
+        manifest,
+        dict(old.arrays),
+        None if old_momentum is None else dict(old_momentum.arrays),
+        deltas,
+        choices,
+        release,
+    )
+    with ExitStack() as stack:
+        sink = _FileSink(
+            stack.enter_context(TensorWriter(out_theta, weights_layout(manifest), {})),
+            stack.enter_context(TensorWriter(out_momentum, weights_layout(momentum_of), {})),
+            stack.enter_context(update_writer(out_update, manifest, header)),
+        )
+        walk(inputs, sink, threads)
+        written = sink.theta.commit()
+        written_momentum = sink.momentum.commit()
+        update = sink.update.commit().blob
+    tensors = _hashes(manifest, written.tensors)
+    return MergedFiles(
+        theta=written.blob,
+        momentum=written_momentum.blob,
+        update=update,
+        tensors=tensors,
+        weights_hash=combined_hash(tensors),
+        momentum_hash=combined_hash(_hashes(momentum_of, written_momentum.tensors)),
+        choices=choices,
+    )
+
+
+def write_momentum(path: Path, manifest: ParameterManifest, momentum: Weights) -> BlobRef:
+    """Write the outer momentum: one fp32 array a trainable tensor. Raises as ``write_weights``."""
+    return write_weights(path, trainable(manifest), momentum)
+
+
+def open_momentum(path: Path, manifest: ParameterManifest) -> Weights:
+    """Memory-mapped, read-only momentum. Raises as ``open_weights``."""
+    return open_weights(path, trainable(manifest))
+
+
+def momentum_hash(manifest: ParameterManifest, momentum: Weights) -> str:
+    """The one hash of a momentum. Raises as ``weights_hash``."""
+    return weights_hash(trainable(manifest), momentum)
+
+
+class _ArraySink:
+    def __init__(self, theta: Weights, momentum: Weights, update: Weights | None) -> None:
+        self._theta, self._momentum, self._update = theta, momentum, update
+
+    def place(
+        self, spec: TensorSpec, start: int, stop: int, scratch: Scratch
+    ) -> tuple[Floats, Floats, Floats]:
+        here = slice(start, stop)
+        momentum = self._momentum[spec.name] if spec.role == "trainable" else scratch.momentum
+        update = scratch.t[: stop - start]
+        if self._update is not None:
+            update = flat(self._update[spec.name])[here]
+        return flat(self._theta[spec.name])[here], flat(momentum)[here], update
+
+    def done(
+        self, spec: TensorSpec, start: int, theta: Floats, momentum: Floats | None, update: Floats
+    ) -> None:
+        pass  # computed in place
+
+    def plain(self, spec: TensorSpec, start: int, values: NDArray[Any]) -> None:
+        here = slice(start, start + values.size)
+        flat(self._theta[spec.name])[here] = values
+        if self._update is not None and spec.role != "frozen":
+            flat(self._update[spec.name])[here] = values
+
+
+@dataclass(frozen=True, slots=True)
+class _FileSink:
+    theta: TensorWriter
+    momentum: TensorWriter
+    update: TensorWriter
+
+    def place(
+        self, spec: TensorSpec, start: int, stop: int, scratch: Scratch
+    ) -> tuple[Floats, Floats, Floats]:
+        size = stop - start
+        return scratch.theta[:size], scratch.momentum[:size], scratch.t[:size]
+
+    def done(
+        self, spec: TensorSpec, start: int, theta: Floats, momentum: Floats | None, update: Floats
+    ) -> None:
+        if not all_finite(theta):
+            raise Integrity(
+                "tensor.nonfinite",
+                f"The merged {spec.name!r} would hold NaN or infinity.",
+                "Look at the submissions of this round; lower the learning rate.",
+            )
+        self.theta.write(spec.name, start, theta)
+        if momentum is not None:
+            self.momentum.write(spec.name, start, momentum)
+        self.update.write(spec.name, start, update)
+
+    def plain(self, spec: TensorSpec, start: int, values: NDArray[Any]) -> None:
+        self.theta.write(spec.name, start, values)
+        if spec.role != "frozen":
+            self.update.write(spec.name, start, values)
+
+
+def _hashes(manifest: ParameterManifest, by_name: Mapping[str, str]) -> tuple[TensorHash, ...]:
+    return tuple(TensorHash(t.name, t.dtype, t.shape, by_name[t.name]) for t in manifest.tensors)
