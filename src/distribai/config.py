@@ -1,21 +1,50 @@
-"""Settings: flag > DISTRIBAI_* > ./distribai.toml > user file > default; each value knows its source."""
+"""Settings: flag > DISTRIBAI_* > ./distribai.toml > user file > default; each knows its source.
+
+The dataclasses below are the one list of settings: name, type, default and help. ``[section]`` and
+``name`` in a TOML file are ``DISTRIBAI_SECTION_NAME`` in the environment; the client's two, which
+people type most, are ``DISTRIBAI_URL`` and ``DISTRIBAI_TOKEN``. Unknown names are refused wherever
+they stand, because a setting that silently does nothing is worse than an error.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import dataclasses
+import difflib
+import os
+import tomllib
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
+
+from distribai.errors import UsageError
+
+T = TypeVar("T")
+
+PREFIX = "DISTRIBAI_"
+ENV_ONLY = {
+    "DISTRIBAI_HOME": "one directory for all state, configuration, caches and credentials",
+    "DISTRIBAI_DEBUG": "1: tracebacks of errors, debug logs",
+}
+"""Variables that are no setting of a section, with what they do."""
+
+
+def _help(default: T, text: str) -> T:
+    """A dataclass field with its help; what type checkers see is its default."""
+    return field(default=default, metadata={"help": text})
 
 
 @dataclass(frozen=True, slots=True)
 class LivenessSettings:
     """Seconds of silence and of patience, all on database time (design.md sections 2 and 5)."""
 
-    heartbeat_s: float = 10.0
-    degraded_s: float = 30.0
-    offline_s: float = 50.0
-    startup_grace_s: float = 60.0
-    tick_s: float = 5.0
-    task_deadline_s: float = 3600.0
+    heartbeat_s: float = _help(10.0, "seconds between a node's heartbeats")
+    degraded_s: float = _help(30.0, "silence after which a node counts as degraded")
+    offline_s: float = _help(50.0, "silence after which a node counts as offline")
+    startup_grace_s: float = _help(60.0, "after a start no lease expires for so long")
+    tick_s: float = _help(5.0, "the duties look for work at least so often")
+    task_deadline_s: float = _help(3600.0, "a task's lease ends after so long at the latest")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,28 +55,307 @@ class OrchestratorSettings:
     or an object-store URL; empty means ``<state_dir>/blobs``. Port 0 takes any free port.
     """
 
-    state_dir: Path
-    host: str = "127.0.0.1"
-    grpc_port: int = 50051
-    http_port: int = 8766
-    db: str = ""
-    blobs: str = ""
-    insecure: bool = False
-    max_parameters: int = 2_000_000_000
-    max_blob_bytes: int = 64 * 2**30
-    merge_threads: int = 0
+    state_dir: Path = field(metadata={"help": "where the database, blobs and keys lie"})
+    host: str = _help("127.0.0.1", "address to listen on")
+    grpc_port: int = _help(50051, "port of the nodes' stream; 0 takes any free one")
+    http_port: int = _help(8766, "port of the HTTP interface; 0 takes any free one")
+    db: str = _help("", "SQLAlchemy URL; empty: SQLite in the state directory")
+    blobs: str = _help("", "directory or s3://bucket/prefix; empty: in the state directory")
+    insecure: bool = _help(False, "allow listening beyond loopback without TLS")
+    max_parameters: int = _help(2_000_000_000, "largest model that a job may ask for")
+    max_blob_bytes: int = _help(64 * 2**30, "largest single upload, in bytes")
+    merge_threads: int = _help(0, "threads of the merge; 0: all cores")
     liveness: LivenessSettings = LivenessSettings()
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSettings:
-    """One node daemon. ``threads`` 0 means all cores; ``device`` ``auto`` takes the best there is."""
+    """One node daemon. ``threads`` 0 means all cores; ``device`` ``auto`` takes the best one."""
 
-    state_dir: Path
-    join: str = ""
-    name: str = ""
-    device: str = "auto"
-    threads: int = 0
-    cache_bytes: int = 20 * 2**30
-    share: float = 1.0
-    progress_s: float = 2.0
+    state_dir: Path = field(metadata={"help": "key and cache of this node; empty: a free one"})
+    join: str = _help("", "the grid's join link")
+    name: str = _help("", "what people see; empty: the machine's name")
+    device: str = _help("auto", "auto, cpu, mps, cuda or cuda:N")
+    threads: int = _help(0, "CPU threads for training; 0: all cores")
+    cache_bytes: int = _help(20 * 2**30, "largest cache of blobs, in bytes")
+    share: float = _help(1.0, "share of the device's time that training may take")
+    progress_s: float = _help(2.0, "seconds between progress reports at least")
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSettings:
+    """Where the command line finds the orchestrator, and as whom it speaks."""
+
+    url: str = _help("http://127.0.0.1:8766", "address of the orchestrator's HTTP interface")
+    token: str = _help("", "the operator's token; empty: the one that `orchestrator start` left")
+
+
+SECTIONS: Mapping[str, type[Any]] = {
+    "client": ClientSettings,
+    "orchestrator": OrchestratorSettings,
+    "node": NodeSettings,
+    "liveness": LivenessSettings,
+}
+
+BOUNDS: Mapping[str, tuple[float, float]] = {
+    "orchestrator.grpc_port": (0, 65535),
+    "orchestrator.http_port": (0, 65535),
+    "orchestrator.max_parameters": (1, 10**13),
+    "orchestrator.max_blob_bytes": (1, 2**50),
+    "orchestrator.merge_threads": (0, 4096),
+    "node.threads": (0, 4096),
+    "node.cache_bytes": (2**20, 2**60),
+    "node.share": (0.01, 1.0),
+    "node.progress_s": (0.0, 3600.0),
+    "liveness.heartbeat_s": (0.05, 3600.0),
+    "liveness.degraded_s": (0.1, 86400.0),
+    "liveness.offline_s": (0.1, 86400.0),
+    "liveness.startup_grace_s": (0.0, 86400.0),
+    "liveness.tick_s": (0.05, 3600.0),
+    "liveness.task_deadline_s": (1.0, 10**7),
+}
+"""Smallest and largest value of every numeric setting."""
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Where this user's things lie: ``DISTRIBAI_HOME``, or the system's own places."""
+
+    state: Path
+    config_file: Path
+    cache: Path
+
+    @property
+    def credentials(self) -> Path:
+        """What ``orchestrator start`` leaves for the other commands of the same user."""
+        return self.state / "credentials.json"
+
+    @classmethod
+    def find(cls, env: Mapping[str, str]) -> Home:
+        """The home that ``env`` names, or the platform's."""
+        if chosen := env.get("DISTRIBAI_HOME"):
+            root = Path(chosen).expanduser().absolute()
+            return cls(root / "state", root / "config.toml", root / "cache")
+        import platformdirs
+
+        places = platformdirs.PlatformDirs("distribai", appauthor=False)
+        return cls(
+            Path(places.user_state_dir),
+            Path(places.user_config_dir) / "config.toml",
+            Path(places.user_cache_dir),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One value and where it came from: a flag, a variable, a file, or ``default``."""
+
+    name: str
+    value: Any
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """One known setting: its section, its type (read from text or TOML), its help."""
+
+    name: str
+    kind: type[Any]
+    default: Any
+    help: str
+
+    @property
+    def variable(self) -> str:
+        """Its name in the environment."""
+        section, _, key = self.name.partition(".")
+        return PREFIX + (key if section == "client" else f"{section}_{key}").upper()
+
+
+def known(home: Home) -> Mapping[str, Spot]:
+    """Every setting by dotted name; the defaults of the state directories depend on ``home``."""
+    found: dict[str, Spot] = {}
+    for section, cls in SECTIONS.items():
+        hints = typing.get_type_hints(cls)
+        for item in dataclasses.fields(cls):
+            if dataclasses.is_dataclass(hints[item.name]):
+                continue
+            name = f"{section}.{item.name}"
+            default = item.default
+            if name == "orchestrator.state_dir":
+                default = home.state / "orchestrator"
+            elif name == "node.state_dir":
+                default = Path()
+            found[name] = Spot(name, hints[item.name], default, item.metadata["help"])
+    return found
+
+
+class Settings:
+    """All settings of one invocation, resolved."""
+
+    def __init__(self, home: Home, values: Mapping[str, Setting]) -> None:
+        self.home = home
+        self._values = values
+
+    def __iter__(self) -> typing.Iterator[Setting]:
+        return iter(self._values.values())
+
+    def __getitem__(self, name: str) -> Setting:
+        return self._values[name]
+
+    def orchestrator(self) -> OrchestratorSettings:
+        """The settings of one orchestrator process."""
+        section = self._section("orchestrator")
+        return OrchestratorSettings(
+            **section, liveness=LivenessSettings(**self._section("liveness"))
+        )
+
+    def node(self) -> NodeSettings:
+        """The settings of one node; an empty ``state_dir`` is ``Path()``: the caller picks one."""
+        return NodeSettings(**self._section("node"))
+
+    def client(self) -> ClientSettings:
+        """Address and token."""
+        return ClientSettings(**self._section("client"))
+
+    def _section(self, section: str) -> dict[str, Any]:
+        prefix = f"{section}."
+        return {
+            name.removeprefix(prefix): setting.value
+            for name, setting in self._values.items()
+            if name.startswith(prefix)
+        }
+
+
+def load(
+    flags: Mapping[str, object] | None = None,
+    *,
+    env: Mapping[str, str] | None = None,
+    directory: Path | None = None,
+) -> Settings:
+    """Resolve every setting.
+
+    Args:
+        flags: dotted name to value, from the command line; None values are flags not given.
+        env: the environment (``os.environ``).
+        directory: where ``distribai.toml`` is looked for (the working directory).
+
+    Raises:
+        UsageError: ``config.invalid``: an unknown name, an ill-typed or impossible value, or a file
+            that is not TOML. The message names the source.
+    """
+    env = os.environ if env is None else env
+    home = Home.find(env)
+    spots = known(home)
+    values = {name: Setting(name, spot.default, "default") for name, spot in spots.items()}
+    local = (Path() if directory is None else directory) / "distribai.toml"
+    for path in (home.config_file, local):
+        for name, value in _read_file(path, spots).items():
+            values[name] = Setting(name, value, str(path))
+    for name, (value, variable) in _read_env(env, spots).items():
+        values[name] = Setting(name, value, variable)
+    for name, flag in (flags or {}).items():
+        if flag is not None:
+            source = "--" + name.partition(".")[2].replace("_", "-")
+            values[name] = Setting(name, _check(spots[name], flag, source), source)
+    return Settings(home, values)
+
+
+def _read_file(path: Path, spots: Mapping[str, Spot]) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError) as problem:
+        raise UsageError("config.invalid", f"{path} cannot be read: {problem}.") from problem
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as problem:
+        raise UsageError("config.invalid", f"{path} is not valid TOML: {problem}.") from problem
+    found: dict[str, Any] = {}
+    for section, table in document.items():
+        if not isinstance(table, dict):
+            raise UsageError(
+                "config.invalid",
+                f"{path}: {section} stands outside of a section.",
+                f"Sections are {', '.join(f'[{s}]' for s in SECTIONS)}.",
+                field=section,
+            )
+        for key, value in table.items():
+            name = f"{section}.{key}"
+            if name not in spots:
+                raise _unknown(name, list(spots), str(path))
+            found[name] = _check(spots[name], value, str(path))
+    return found
+
+
+def _read_env(env: Mapping[str, str], spots: Mapping[str, Spot]) -> dict[str, tuple[Any, str]]:
+    variables = {spot.variable: spot for spot in spots.values()}
+    found: dict[str, tuple[Any, str]] = {}
+    for variable, text in env.items():
+        if not variable.startswith(PREFIX) or variable in ENV_ONLY or text == "":
+            continue
+        spot = variables.get(variable)
+        if spot is None:
+            raise _unknown(variable, [*variables, *ENV_ONLY], "the environment")
+        found[spot.name] = (_check(spot, _from_text(spot, text), variable), variable)
+    return found
+
+
+def _from_text(spot: Spot, text: str) -> object:
+    """What an environment variable's text means for a setting of its type; else the text."""
+    if spot.kind is bool:
+        words = {"1": True, "true": True, "yes": True, "on": True}
+        words |= {"0": False, "false": False, "no": False, "off": False}
+        return words.get(text.strip().lower(), text)
+    if spot.kind in (int, float):
+        try:
+            return spot.kind(text)
+        except ValueError:
+            return text
+    return text
+
+
+def _check(spot: Spot, value: object, source: str) -> Any:
+    """``value`` in the setting's type and within its bounds.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if spot.kind is Path and isinstance(value, (str, Path)):
+        return Path(value).expanduser().absolute()
+    if spot.kind is float and type(value) is int:
+        value = float(value)
+    if type(value) is not spot.kind:
+        raise UsageError(
+            "config.invalid",
+            f"{spot.name} in {source} must be {_TYPES[spot.kind]}, not {value!r}.",
+            field=spot.name,
+        )
+    low, high = BOUNDS.get(spot.name, (float("-inf"), float("inf")))
+    if isinstance(value, (int, float)) and not low <= value <= high:
+        raise UsageError(
+            "config.invalid",
+            f"{spot.name} in {source} must lie between {low:g} and {high:g}, not be {value:g}.",
+            field=spot.name,
+        )
+    return value
+
+
+_TYPES: Mapping[type[Any], str] = {
+    str: "a text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    Path: "a path",
+}
+
+
+def _unknown(name: str, names: list[str], source: str) -> UsageError:
+    short = {n.removeprefix(PREFIX): n for n in names}
+    near = difflib.get_close_matches(name.removeprefix(PREFIX), list(short), n=1)
+    return UsageError(
+        "config.invalid",
+        f"There is no setting {name} (in {source}).",
+        f"Did you mean {short[near[0]]}?" if near else "`distribai config show` lists all settings.",
+        field=name,
+    )
