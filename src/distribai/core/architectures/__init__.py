@@ -2,8 +2,11 @@
 
 A family's module offers ``NAME: str``, ``Config`` (a frozen dataclass whose fields are the
 family's knobs), ``PROFILES: Mapping[str, Config]``, ``check(config)`` (raises
-:class:`~distribai.errors.InvalidSpec`) and ``manifest(config) -> ParameterManifest``. Its torch
-half is the module of the same name in ``distribai.training.models``.
+:class:`~distribai.errors.InvalidSpec`), ``manifest(config) -> ParameterManifest``,
+``parameters(config) -> int`` (trainable ones, counted without building a manifest, so that an
+absurd size is refused rather than built) and ``activation_bytes(config, sequences, seq_len) ->
+int`` (an estimate of what the backward pass keeps). Its torch half is the module of the same name
+in ``distribai.training.models``.
 """
 
 from __future__ import annotations

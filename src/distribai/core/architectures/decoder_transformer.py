@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from distribai.core.tensors import Init, ParameterManifest, TensorSpec
 from distribai.errors import InvalidSpec
@@ -135,6 +135,29 @@ def manifest(config: Config) -> ParameterManifest:
     if not config.tied:
         tensors.append(linear("head.weight", config.vocab_size, d))
     return ParameterManifest(tuple(tensors))
+
+
+def parameters(config: Config) -> int:
+    """Trainable elements of :func:`manifest`, in constant time and memory."""
+    one = manifest(replace(config, layers=1)).parameters
+    block = manifest(replace(config, layers=2)).parameters - one
+    return one + (config.layers - 1) * block
+
+
+def activation_bytes(config: Config, sequences: int, seq_len: int) -> int:
+    """Estimate of what a step keeps for its backward pass, in fp32.
+
+    Per token and block, counted from the forward pass: both norms' inputs and outputs and the two
+    sums (6 dim), queries and keys before and after their rotation, values and the attention's
+    output (3 query widths, 3 key widths), and the four hidden vectors of the SwiGLU; attention is
+    fused and keeps no scores. With ``checkpointing`` each block keeps its input, and one block at a
+    time is recomputed. Logits are there three times: as such, normalised, and as a gradient.
+    """
+    d = config.dim
+    q, kv = config.heads * config.head_dim, config.key_heads * config.head_dim
+    block = 6 * d + 3 * q + 3 * kv + 4 * config.ffn_dim
+    kept = config.layers * d + block if config.checkpointing else config.layers * block
+    return 4 * sequences * seq_len * (kept + 2 * d + 3 * config.vocab_size)
 
 
 def hidden_matrices(config: Config) -> frozenset[str]:
