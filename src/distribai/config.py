@@ -356,6 +356,6 @@ def _unknown(name: str, names: list[str], source: str) -> UsageError:
     return UsageError(
         "config.invalid",
         f"There is no setting {name} (in {source}).",
-        f"Did you mean {short[near[0]]}?" if near else "`distribai config show` lists all settings.",
+        f"Did you mean {short[near[0]]}?" if near else "`distribai config show` lists them all.",
         field=name,
     )

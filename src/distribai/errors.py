@@ -206,6 +206,9 @@ register(
     grid__database="The database cannot be reached.",
     grid__schema="The database's schema is newer than this program.",
     config__invalid="A setting has an unknown name or an impossible value.",
+    http__path="The HTTP interface has no such path.",
+    http__method="The path exists, but does not take that method.",
+    http__too_large="The request is larger than the interface takes.",
     io__file="A file could not be read or written.",
     internal__fault="A defect in DistribAI; please report it.",
 )

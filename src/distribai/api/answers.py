@@ -1,0 +1,293 @@
+"""Answers of the HTTP interface: what the client reads and the OpenAPI description shows.
+
+Times are database time in seconds since 1970, ``None`` when it has not happened. Readers ignore
+fields that they do not know, so that an older client can talk to a newer orchestrator.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+from distribai.core.spec import BlobRef, JobSpec
+
+T = TypeVar("T")
+
+
+class Answer(BaseModel):
+    """Base of all answers: read once, never changed."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Page(Answer, Generic[T]):
+    """One page of a list. Give ``next_cursor`` back as ``cursor``; it is empty on the last one."""
+
+    items: list[T]
+    next_cursor: str = ""
+
+
+class Listing(Answer, Generic[T]):
+    """A whole list."""
+
+    items: list[T]
+
+
+class Problem(Answer):
+    """``application/problem+json``. ``code`` is stable; ``hint`` says what to try."""
+
+    type: str = "about:blank"
+    title: str = ""
+    status: int
+    detail: str = ""
+    code: str = ""
+    hint: str = ""
+    field: str = ""
+    request_id: str = ""
+    errors: list[dict[str, str]] = []
+
+
+class JobId(Answer):
+    """The job that a request made or changed, and the state it is in now."""
+
+    id: str
+    state: str
+
+
+class JobSummary(Answer):
+    """A job as one line of a list. ``version`` is its latest weights' number."""
+
+    id: str
+    name: str
+    state: str
+    reason: str
+    priority: str
+    version: int
+    rounds_total: int
+    nodes_working: int
+    created_at: float
+    created_by: str
+    started_at: float | None
+    ended_at: float | None
+    held_out_loss: float | None
+
+
+class RoundProgress(Answer):
+    """The round being worked on. ``slots`` submissions are expected, ``submitted`` have arrived.
+    ``step`` of ``steps`` is the mean over its nodes; ``eta_s`` is for the whole job."""
+
+    number: int
+    take: int
+    state: str
+    opened_at: float
+    deadline_at: float | None
+    slots: int
+    submitted: int
+    accepted: int
+    step: float
+    steps: int
+    mean_loss: float | None
+    tokens_per_s: float
+    eta_s: float | None
+
+
+class HeldOut(Answer):
+    """Held-out loss of one version, in nats per target token."""
+
+    version: int
+    loss: float | None
+
+
+class ByteTotals(Answer):
+    """Bytes that moved between nodes and orchestrator; *up* is from a node."""
+
+    weights_up: int
+    weights_down: int
+    data_up: int
+    data_down: int
+
+
+class JobRecord(Answer):
+    """Everything about one job. ``now`` is the database time of the answer."""
+
+    id: str
+    name: str
+    state: str
+    reason: str
+    spec: JobSpec
+    version: int
+    rounds_total: int
+    created_at: float
+    created_by: str
+    decided_at: float | None
+    started_at: float | None
+    ended_at: float | None
+    now: float
+    parameters: int
+    tokens: int
+    nodes_working: int
+    round: RoundProgress | None
+    held_out: list[HeldOut]
+    bytes: ByteTotals
+    dataset: dict[str, Any]
+    plan: dict[str, Any]
+    waiting_for: str = ""
+
+
+class MemberRecord(Answer):
+    """One slot of a round as it was when the round opened."""
+
+    node_id: str
+    device: int
+    steps: int
+
+
+class RoundRecord(Answer):
+    """One round; ``take`` counts openings of the same number."""
+
+    number: int
+    take: int
+    state: str
+    reason: str
+    opened_at: float
+    deadline_at: float | None
+    closed_at: float | None
+    members: list[MemberRecord]
+    accepted: int
+    tokens: int
+
+
+class CauseRecord(Answer):
+    """Why one attempt of a task failed."""
+
+    node_id: str
+    attempt: int
+    code: str
+    reason: str
+
+
+class TaskRecord(Answer):
+    """One task. ``samples`` are the positions that it holds, or consumed once it is accepted."""
+
+    id: str
+    job_id: str
+    round: int
+    take: int
+    phase: str
+    state: str
+    node_id: str
+    device: int
+    attempt: int
+    samples: list[dict[str, int]]
+    steps: int
+    step: int
+    loss: float | None
+    tokens_per_s: float
+    tokens: int
+    reason: str
+    text: str
+    metrics: dict[str, float]
+    causes: list[CauseRecord]
+    created_at: float
+    leased_at: float | None
+    ended_at: float | None
+
+
+class VersionRecord(Answer):
+    """One version of the weights. ``contributors`` submissions made it (0 for version 0)."""
+
+    version: int
+    weights_hash: str
+    weights: BlobRef
+    update: BlobRef | None
+    contributors: int
+    tokens: int
+    held_out_loss: float | None
+    created_at: float
+
+
+class EventRecord(Answer):
+    """One state change. Give ``cursor`` back as ``after`` to go on behind it."""
+
+    cursor: str
+    at: float
+    kind: str
+    job_id: str
+    task_id: str
+    node_id: str
+    data: dict[str, Any]
+
+
+class LogRecord(Answer):
+    """One line that a node or the orchestrator wrote about a job."""
+
+    cursor: str
+    at: float
+    level: str
+    message: str
+    job_id: str
+    task_id: str
+    node_id: str
+    fields: dict[str, str]
+
+
+class DeviceRecord(Answer):
+    """One device of a node."""
+
+    index: int
+    type: str
+    name: str
+    memory_mb: int
+    threads: int
+
+
+class NodeRecord(Answer):
+    """One contributor machine on its three axes, and what it holds now."""
+
+    id: str
+    name: str
+    liveness: str
+    standing: str
+    intent: str
+    software: str
+    devices: list[DeviceRecord]
+    joined_at: float
+    last_heard_at: float
+    tasks: list[str]
+    bytes_up: int
+    bytes_down: int
+
+
+class GridSummary(Answer):
+    """The grid's health. ``problems`` are sentences; ``ok`` is whether there are none."""
+
+    grid_id: str
+    software: str
+    database: str
+    ok: bool
+    problems: list[str]
+    now: float
+    nodes_online: int
+    nodes_degraded: int
+    nodes_offline: int
+    nodes_working: int
+    jobs: dict[str, int]
+    tasks_queued: int
+    tasks_leased: int
+
+
+class PlanAnswer(Answer):
+    """What a job would take, before it exists: the effective spec and the planner's figures."""
+
+    spec: JobSpec
+    plan: dict[str, Any]
+
+
+class Generation(Answer):
+    """A sample from a version. ``text`` is what follows the prompt."""
+
+    task_id: str
+    version: int
+    prompt: str
+    text: str

@@ -1,0 +1,1 @@
+"""The HTTP interface: ``/api/v1``, problem+json, bearer tokens, deny by default."""

@@ -1,0 +1,42 @@
+"""The application: routers, error answers, access, all under one grid."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import Depends, FastAPI
+
+from distribai import __version__
+from distribai.orchestrator.context import Grid
+from distribai.orchestrator.http import blobs, fleet, health, jobs, problems, weights
+from distribai.orchestrator.http.middleware import Envelope
+from distribai.orchestrator.http.security import authorize, open_to_everyone
+
+PREFIX = "/api/v1"
+
+
+def create_app(grid: Grid) -> FastAPI:
+    """The ASGI application of one grid. It starts and owns nothing: ``grid`` is its state."""
+    app = FastAPI(
+        title="DistribAI",
+        version=__version__,
+        summary="Jobs, nodes and blobs of one grid.",
+        dependencies=[Depends(authorize)],
+        # The interactive pages would load scripts from elsewhere.
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+    )
+    app.state.grid = grid
+    problems.install(app)
+    app.add_middleware(Envelope, clock=grid.clock, entropy=grid.entropy)
+    app.include_router(health.probes)
+    for router in (health.router, jobs.router, weights.router, blobs.router, fleet.router):
+        app.include_router(router, prefix=PREFIX)
+
+    @app.get(f"{PREFIX}/openapi.json", tags=["health"], summary="This description")
+    @open_to_everyone
+    async def openapi() -> dict[str, Any]:
+        return app.openapi()
+
+    return app

@@ -1,0 +1,181 @@
+"""Blobs by hash: begin, go on, ask, fetch. The only routes that nodes may use.
+
+An upload: ``POST /blobs`` with hash and size (done when the blob is there already), then ``PATCH``
+the bytes at the offset so far, in as many requests as it takes; ``HEAD`` tells the offset after a
+broken connection. Bytes between nodes and this process are counted to the job that the header
+``X-DistribAI-Job`` names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Response
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import ClientDisconnect, Request
+
+from distribai.core.spec import BlobRef
+from distribai.errors import DistribAIError
+from distribai.orchestrator import traffic
+from distribai.orchestrator.context import Grid
+from distribai.orchestrator.http import problems
+from distribai.orchestrator.http.ranges import blob_response
+from distribai.orchestrator.http.security import Caller, GridOf, open_to_nodes
+from distribai.orchestrator.records import Principal
+from distribai.store.blobs import check_blob
+
+DRAIN = 16 << 20
+"""Bytes still read of a refused upload: a client that is cut off while it sends never sees why."""
+
+router = APIRouter(prefix="/blobs", tags=["blobs"])
+
+JobHeader = Annotated[
+    str, Header(alias="X-DistribAI-Job", description="The job that the bytes are counted to.")
+]
+
+
+class BeginUpload(BaseModel):
+    """What is going to be uploaded."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    size: Annotated[int, Field(ge=0)]
+
+
+class UploadState(BaseModel):
+    """Where an upload stands. With ``complete`` the blob is there and nothing is left to do."""
+
+    complete: bool
+    upload_id: str = ""
+    offset: int = 0
+
+
+@router.post("", summary="Begin an upload", responses={201: {"model": UploadState}})
+@open_to_nodes
+async def begin_upload(
+    body: BeginUpload, grid: GridOf, caller: Caller, response: Response
+) -> UploadState:
+    """200 with ``complete`` when the blob is there already, else 201 and where to send it."""
+    ref = BlobRef(body.sha256, body.size)
+    if await grid.blobs.exists(ref.sha256):
+        check_blob(
+            BlobRef(ref.sha256, await grid.blobs.size(ref.sha256)), ref, f"blob {ref.sha256[:12]}"
+        )
+        return UploadState(complete=True)
+    upload = grid.blobs.uploads.begin(ref)
+    response.status_code = 201
+    response.headers["Location"] = f"/api/v1/blobs/uploads/{upload.id}"
+    response.headers["Upload-Offset"] = "0"
+    return UploadState(complete=False, upload_id=upload.id, offset=upload.offset)
+
+
+@router.head("/uploads/{upload_id}", summary="Where an upload stands")
+@open_to_nodes
+async def upload_offset(upload_id: str, grid: GridOf, caller: Caller) -> Response:
+    """``Upload-Offset`` is where to go on, ``Upload-Length`` the declared size."""
+    upload = grid.blobs.uploads.offset(upload_id)
+    claim = grid.blobs.uploads.claim(upload_id)
+    return Response(
+        headers={
+            "Upload-Offset": str(upload.offset),
+            "Upload-Length": str(claim.size),
+            "Cache-Control": "no-store",
+        }
+    )
+
+
+@router.patch(
+    "/uploads/{upload_id}",
+    summary="Send bytes of an upload",
+    status_code=204,
+    responses={201: {"description": "Whole: it is a blob now."}, 204: {"description": "Go on."}},
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {
+                "application/octet-stream": {"schema": {"type": "string", "format": "binary"}}
+            },
+        }
+    },
+)
+@open_to_nodes
+async def append_upload(
+    upload_id: str,
+    request: Request,
+    grid: GridOf,
+    caller: Caller,
+    upload_offset: Annotated[int, Header(alias="Upload-Offset", ge=0)],
+    job: JobHeader = "",
+) -> Response:
+    """The raw bytes from ``Upload-Offset`` on. 204: more is to come; 201: promoted."""
+    received = 0
+
+    async def counted() -> AsyncIterator[bytes]:
+        nonlocal received
+        async for chunk in request.stream():
+            received += len(chunk)
+            yield chunk
+
+    body = counted()
+    try:
+        upload = await grid.blobs.uploads.append(upload_id, upload_offset, body)
+    except ClientDisconnect:
+        # Nobody is left to read this answer; the offset stays for the next request.
+        return Response(status_code=400)
+    except DistribAIError as error:
+        await _drain(body)
+        return problems.answer(request, error)
+    finally:
+        _count(grid, caller, job, up=received)
+    if upload.complete:
+        return Response(status_code=201, headers={"Upload-Offset": str(upload.offset)})
+    return Response(status_code=204, headers={"Upload-Offset": str(upload.offset)})
+
+
+@router.get(
+    "/{sha256}",
+    summary="Fetch a blob",
+    response_class=Response,
+    responses={
+        200: {"content": {"application/octet-stream": {}}},
+        206: {"description": "The range asked for."},
+        304: {"description": "The ETag still holds."},
+        416: {"description": "The range lies outside the blob."},
+    },
+)
+@open_to_nodes
+async def fetch_blob(
+    sha256: str, request: Request, grid: GridOf, caller: Caller, job: JobHeader = ""
+) -> Response:
+    """The bytes, or one ``Range`` of them. Hash them again: the name is the promise."""
+    ref = BlobRef(sha256, await grid.blobs.size(sha256))
+    return await blob_response(
+        request, grid.blobs, ref, sent=lambda n: _count(grid, caller, job, down=n)
+    )
+
+
+@router.head("/{sha256}", summary="Whether a blob is there", response_class=Response)
+@open_to_nodes
+async def probe_blob(sha256: str, request: Request, grid: GridOf, caller: Caller) -> Response:
+    """Its size and entity tag."""
+    ref = BlobRef(sha256, await grid.blobs.size(sha256))
+    return await blob_response(request, grid.blobs, ref)
+
+
+async def _drain(body: AsyncIterator[bytes]) -> None:
+    left = DRAIN
+    try:
+        async for chunk in body:
+            left -= len(chunk)
+            if left < 0:
+                return
+    except ClientDisconnect:
+        return
+
+
+def _count(grid: Grid, caller: Principal, job: str, up: int = 0, down: int = 0) -> None:
+    """Only what moves between nodes and this process counts to a job."""
+    if caller.kind == "node" and (up or down):
+        traffic.count(grid, job, caller.node_id, "delta" if up else "other", up, down)

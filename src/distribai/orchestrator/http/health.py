@@ -1,0 +1,38 @@
+"""Is it alive, is it ready, what is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Response
+
+from distribai.api import answers
+from distribai.core.plain import to_plain
+from distribai.orchestrator.fleet import queries
+from distribai.orchestrator.http.security import GridOf, open_to_everyone
+
+probes = APIRouter(tags=["health"])
+router = APIRouter(tags=["health"])
+
+
+@probes.get("/healthz", summary="Is the process alive?")
+@open_to_everyone
+async def healthz() -> dict[str, str]:
+    """200 as long as the process answers at all."""
+    return {"status": "ok"}
+
+
+@probes.get("/readyz", summary="Can it serve?", responses={503: {"description": "Not now."}})
+@open_to_everyone
+async def readyz(grid: GridOf, response: Response) -> dict[str, str]:
+    """200 when the database answers and nothing is wrong, else 503. No details: it is public."""
+    if (await queries.summary(grid)).ok:
+        return {"status": "ready"}
+    response.status_code = 503
+    return {"status": "not ready"}
+
+
+@router.get("/health", summary="The grid's health", response_model=answers.GridSummary)
+async def health(grid: GridOf) -> Any:
+    """Nodes, jobs and tasks in numbers, and what is wrong, in sentences."""
+    return to_plain(await queries.summary(grid))

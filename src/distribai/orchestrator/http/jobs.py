@@ -1,0 +1,236 @@
+"""Jobs: plan, create, decide, look at. ``{ref}`` is an id, a unique prefix of one, or a name."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Annotated, Any, TypeVar
+
+from fastapi import APIRouter, Header, Query, Response
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
+
+from distribai.api import answers
+from distribai.core.plain import from_plain, to_plain
+from distribai.core.spec import JobSpec
+from distribai.core.states import JobState
+from distribai.errors import InvalidSpec
+from distribai.orchestrator.context import Grid
+from distribai.orchestrator.http.security import Caller, GridOf
+from distribai.orchestrator.jobs import commands, queries
+
+R = TypeVar("R")
+
+MAX_WAIT_S = 60.0
+POLL_S = 0.5
+"""A waiting request looks so often. Looking costs one indexed read of the outbox."""
+
+router = APIRouter(prefix="/jobs", tags=["jobs"])
+
+Limit = Annotated[int, Query(ge=1, le=1000, description="Entries on one page.")]
+Cursor = Annotated[str, Query(max_length=200, description="The previous page's next_cursor.")]
+After = Annotated[str, Query(max_length=200, description="Only what lies behind this cursor.")]
+Wait = Annotated[
+    float, Query(ge=0, le=MAX_WAIT_S, description="Seconds to wait for the first entry.")
+]
+
+
+class SpecBody(BaseModel):
+    """A job's spec: name, model, data, steps and whatever else shall differ from the defaults."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    spec: dict[str, Any]
+
+
+class WhyBody(BaseModel):
+    """The reason that people will read."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    why: Annotated[str, Field(max_length=2000)] = ""
+
+
+class ReasonBody(BaseModel):
+    """The reason that people will read; it must be given."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    why: Annotated[str, Field(min_length=1, max_length=2000)]
+
+
+def read_spec(document: dict[str, Any]) -> JobSpec:
+    """The spec in a request.
+
+    Raises:
+        InvalidSpec: an unknown, missing or ill-typed field, with its path.
+    """
+    try:
+        return from_plain(JobSpec, document)
+    except ValueError as problem:
+        path, _, what = str(problem).partition(": ")
+        raise InvalidSpec(
+            "spec.invalid",
+            f"The spec's {path}: {what}.",
+            "`distribai submit --recipe FILE --dry-run` checks a recipe and prints its spec.",
+            field="spec" if path == JobSpec.__name__ else f"spec.{path}",
+        ) from problem
+
+
+@router.post("", summary="Submit a job", status_code=201)
+async def create(
+    body: SpecBody,
+    grid: GridOf,
+    caller: Caller,
+    response: Response,
+    idempotency_key: Annotated[
+        str | None,
+        Header(
+            min_length=1,
+            max_length=200,
+            description="The same key with the same spec is the same job, however often sent.",
+        ),
+    ] = None,
+) -> answers.JobId:
+    """Makes a job that waits for the operator's word. Its blobs must be there already."""
+    job_id = await commands.create_job(grid, read_spec(body.spec), idempotency_key, caller.kind)
+    response.headers["Location"] = f"/api/v1/jobs/{job_id}"
+    return await _state(grid, job_id)
+
+
+@router.get("", summary="List jobs, newest first", response_model=answers.Page[answers.JobSummary])
+async def list_jobs(
+    grid: GridOf, state: JobState | None = None, limit: Limit = 50, cursor: Cursor = ""
+) -> Any:
+    """All jobs, or those in one state."""
+    return to_plain(await queries.list_jobs(grid, state, limit, cursor))
+
+
+@router.get("/{ref}", summary="Show a job", response_model=answers.JobRecord)
+async def show(ref: str, grid: GridOf) -> Any:
+    """Everything about one job."""
+    return to_plain(await queries.show_job(grid, await queries.resolve_job(grid, ref)))
+
+
+@router.post("/{ref}/accept", summary="Accept a submitted job")
+async def accept(ref: str, grid: GridOf, caller: Caller) -> answers.JobId:
+    """It runs as soon as there are enough nodes."""
+    return await _change(grid, ref, lambda j: commands.accept_job(grid, j, caller.kind))
+
+
+@router.post("/{ref}/decline", summary="Decline a submitted job")
+async def decline(ref: str, body: ReasonBody, grid: GridOf, caller: Caller) -> answers.JobId:
+    """It ends, with a reason for whoever asked."""
+    return await _change(grid, ref, lambda j: commands.decline_job(grid, j, body.why, caller.kind))
+
+
+@router.post("/{ref}/cancel", summary="Cancel an open job")
+async def cancel(
+    ref: str, grid: GridOf, caller: Caller, body: WhyBody | None = None
+) -> answers.JobId:
+    """It ends, and its tasks with it; the versions made so far stay."""
+    why = body.why if body else ""
+    return await _change(grid, ref, lambda j: commands.cancel_job(grid, j, why, caller.kind))
+
+
+@router.post("/{ref}/pause", summary="Pause a running job")
+async def pause(ref: str, grid: GridOf, caller: Caller) -> answers.JobId:
+    """Nothing new is leased until it is resumed."""
+    return await _change(grid, ref, lambda j: commands.pause_job(grid, j, caller.kind))
+
+
+@router.post("/{ref}/resume", summary="Resume a paused job")
+async def resume(ref: str, grid: GridOf, caller: Caller) -> answers.JobId:
+    """It goes on where it stood."""
+    return await _change(grid, ref, lambda j: commands.resume_job(grid, j, caller.kind))
+
+
+@router.get(
+    "/{ref}/rounds", summary="List rounds", response_model=answers.Listing[answers.RoundRecord]
+)
+async def rounds(ref: str, grid: GridOf) -> Any:
+    """All rounds, oldest first."""
+    found = await queries.list_rounds(grid, await queries.resolve_job(grid, ref))
+    return {"items": to_plain(found)}
+
+
+@router.get("/{ref}/tasks", summary="List tasks", response_model=answers.Page[answers.TaskRecord])
+async def tasks(ref: str, grid: GridOf, limit: Limit = 200, cursor: Cursor = "") -> Any:
+    """Tasks, oldest first."""
+    job_id = await queries.resolve_job(grid, ref)
+    return to_plain(await queries.list_tasks(grid, job_id, limit, cursor))
+
+
+@router.get(
+    "/{ref}/versions",
+    summary="List versions of the weights",
+    response_model=answers.Listing[answers.VersionRecord],
+)
+async def versions(ref: str, grid: GridOf) -> Any:
+    """All versions, from 0."""
+    found = await queries.list_versions(grid, await queries.resolve_job(grid, ref))
+    return {"items": to_plain(found)}
+
+
+@router.get(
+    "/{ref}/events",
+    summary="Follow state changes",
+    response_model=answers.Listing[answers.EventRecord],
+)
+async def events(
+    ref: str,
+    request: Request,
+    grid: GridOf,
+    after: After = "",
+    limit: Limit = 200,
+    wait: Wait = 0.0,
+) -> Any:
+    """State changes in commit order; with ``wait`` the answer is held until there is one."""
+    job_id = await queries.resolve_job(grid, ref)
+    found = await _poll(
+        request, grid, wait, lambda: queries.list_events(grid, job_id, after, limit)
+    )
+    return {"items": to_plain(found)}
+
+
+@router.get(
+    "/{ref}/logs", summary="Follow log lines", response_model=answers.Listing[answers.LogRecord]
+)
+async def logs(
+    ref: str,
+    request: Request,
+    grid: GridOf,
+    after: After = "",
+    limit: Limit = 200,
+    wait: Wait = 0.0,
+) -> Any:
+    """Log lines, oldest first; with ``wait`` the answer is held until there is one."""
+    job_id = await queries.resolve_job(grid, ref)
+    found = await _poll(request, grid, wait, lambda: queries.list_logs(grid, job_id, after, limit))
+    return {"items": to_plain(found)}
+
+
+async def _state(grid: Grid, job_id: str) -> answers.JobId:
+    return answers.JobId(id=job_id, state=(await queries.show_job(grid, job_id)).state)
+
+
+async def _change(grid: Grid, ref: str, command: Callable[[str], Awaitable[None]]) -> answers.JobId:
+    job_id = await queries.resolve_job(grid, ref)
+    await command(job_id)
+    return await _state(grid, job_id)
+
+
+async def _poll(
+    request: Request,
+    grid: Grid,
+    wait: float,
+    ask: Callable[[], Awaitable[Sequence[R]]],
+) -> Sequence[R]:
+    """Ask until there is an answer, ``wait`` seconds have passed or nobody listens any more."""
+    end = grid.clock() + wait
+    while True:
+        found = await ask()
+        left = end - grid.clock()
+        if found or left <= 0 or await request.is_disconnected():
+            return found
+        await asyncio.sleep(min(POLL_S, left))

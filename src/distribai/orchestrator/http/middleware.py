@@ -1,0 +1,91 @@
+"""What happens around every request: an id, a limit on its body, one line of log."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Callable
+
+import structlog
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+MAX_BODY = 4 << 20
+"""Bytes of a request's body outside the blob uploads. A spec with all its knobs takes some
+kilobytes, 10,000 data files a megabyte."""
+
+UPLOADS = "/api/v1/blobs/uploads/"
+"""Below this path the upload's own declared size is the limit (``store.uploads``)."""
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+log = structlog.get_logger("distribai.http")
+
+
+class Envelope:
+    """Plain ASGI middleware: streams in both directions pass through untouched.
+
+    Args:
+        clock: monotonic seconds, for the log.
+        entropy: randomness for request ids.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, clock: Callable[[], float], entropy: Callable[[int], bytes]
+    ) -> None:
+        self._app = app
+        self._clock = clock
+        self._entropy = entropy
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        request_id = given if _REQUEST_ID.fullmatch(given) else self._new_id()
+        scope["request_id"] = request_id
+        began, status = self._clock(), 0
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["X-Request-ID"] = request_id
+            await send(message)
+
+        limited = receive if scope["path"].startswith(UPLOADS) else _limit(receive)
+        try:
+            await self._app(scope, limited, send_with_id)
+        finally:
+            log.debug(
+                "request",
+                method=scope["method"],
+                path=scope["path"],
+                status=status,
+                seconds=round(self._clock() - began, 3),
+                request_id=request_id,
+            )
+
+    def _new_id(self) -> str:
+        return "req_" + base64.b32encode(self._entropy(10)).decode().lower()
+
+
+def _limit(receive: Receive) -> Receive:
+    """Count the body while it is read, whatever Content-Length says."""
+    total = 0
+
+    async def limited() -> Message:
+        nonlocal total
+        message = await receive()
+        if message["type"] == "http.request":
+            total += len(message.get("body", b""))
+            if total > MAX_BODY:
+                raise HTTPException(
+                    413,
+                    f"The request's body is larger than {MAX_BODY} bytes.",
+                    {"Connection": "close"},
+                )
+        return message
+
+    return limited

@@ -1,0 +1,93 @@
+"""Answering with a blob: whole or one byte range, with its hash as the entity tag (RFC 9110)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Callable, Mapping
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from distribai.core.spec import BlobRef
+from distribai.store.blobs import BlobStore
+
+_RANGE = re.compile(r"bytes=(\d*)-(\d*)")
+
+
+class Unsatisfiable(Exception):
+    """The range lies outside the blob."""
+
+
+def parse_range(header: str, size: int) -> tuple[int, int] | None:
+    """First byte and the one after the last, of a ``Range`` header; None means the whole blob.
+
+    Several ranges, other units and nonsense are ignored, as RFC 9110 section 14.2 allows.
+
+    Raises:
+        Unsatisfiable: the range is well formed and has no byte of the blob in it.
+    """
+    match = _RANGE.fullmatch(header.replace(" ", ""))
+    if match is None or match.group(0) == "bytes=-":
+        return None
+    first, last = match.groups()
+    if not first:
+        length = min(int(last), size)
+        start, stop = size - length, size
+    else:
+        start = int(first)
+        stop = min(int(last) + 1, size) if last else size
+        if last and int(last) < start:
+            return None
+    if start >= stop:
+        raise Unsatisfiable
+    return start, stop
+
+
+async def blob_response(
+    request: Request,
+    blobs: BlobStore,
+    ref: BlobRef,
+    *,
+    headers: Mapping[str, str] | None = None,
+    sent: Callable[[int], None] = lambda _: None,
+) -> Response:
+    """GET or HEAD of a blob that exists. ``sent`` is told the bytes that really went out, once."""
+    tag = f'"{ref.sha256}"'
+    base = {
+        "ETag": tag,
+        "Accept-Ranges": "bytes",
+        # Named by its hash, a blob never changes; but it is not for shared caches.
+        "Cache-Control": "private, max-age=31536000, immutable",
+        **(headers or {}),
+    }
+    if tag in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=base)
+    start, stop, status = 0, ref.size, 200
+    if request.headers.get("if-range", tag) == tag:
+        try:
+            asked = parse_range(request.headers.get("range", ""), ref.size)
+        except Unsatisfiable:
+            return Response(
+                status_code=416, headers={**base, "Content-Range": f"bytes */{ref.size}"}
+            )
+        if asked is not None:
+            start, stop, status = *asked, 206
+            base["Content-Range"] = f"bytes {start}-{stop - 1}/{ref.size}"
+    base["Content-Length"] = str(stop - start)
+    media = "application/octet-stream"
+    if request.method == "HEAD":
+        return Response(status_code=status, headers=base, media_type=media)
+    body = _counted(blobs.read(ref.sha256, start, stop), sent)
+    return StreamingResponse(body, status, headers=base, media_type=media)
+
+
+async def _counted(
+    chunks: AsyncIterator[bytes], sent: Callable[[int], None]
+) -> AsyncIterator[bytes]:
+    total = 0
+    try:
+        async for chunk in chunks:
+            yield chunk
+            total += len(chunk)
+    finally:
+        sent(total)

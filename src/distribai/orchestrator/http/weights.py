@@ -1,0 +1,87 @@
+"""What comes out of a job: its weights as safetensors, and samples from them."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
+
+from distribai.api import answers
+from distribai.core.states import TaskState
+from distribai.errors import Conflict, Unavailable
+from distribai.orchestrator.http.ranges import blob_response
+from distribai.orchestrator.http.security import GridOf
+from distribai.orchestrator.jobs import commands, queries
+
+MAX_WAIT_S = 600.0
+"""The longest that a request for a sample is held."""
+
+router = APIRouter(prefix="/jobs", tags=["weights"])
+
+
+class GenerateBody(BaseModel):
+    """A prompt, and how to go on from it. Temperature 0 always takes the likeliest token."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    prompt: Annotated[str, Field(max_length=100_000)] = ""
+    version: Annotated[int | None, Field(ge=0)] = None
+    max_tokens: Annotated[int, Field(ge=1, le=4096)] = 200
+    temperature: Annotated[float, Field(ge=0, le=10)] = 0.8
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    timeout: Annotated[float, Field(gt=0, le=MAX_WAIT_S)] = 120.0
+
+
+@router.get(
+    "/{ref}/weights",
+    summary="Fetch weights",
+    response_class=Response,
+    responses={200: {"content": {"application/octet-stream": {}}}},
+)
+async def fetch_weights(
+    ref: str, request: Request, grid: GridOf, version: Annotated[int | None, Query(ge=0)] = None
+) -> Response:
+    """The safetensors of one version (the latest by default). ``ETag`` is the file's SHA-256,
+    ``X-DistribAI-Version`` the version; ``Range`` works."""
+    record = await queries.show_job(grid, await queries.resolve_job(grid, ref))
+    number, blob = await queries.weights_blob(grid, record.id, version)
+    safe = re.sub(r"[^A-Za-z0-9._-]+", "-", record.name).strip("-.") or record.id
+    return await blob_response(
+        request,
+        grid.blobs,
+        blob,
+        headers={
+            "Content-Disposition": f'attachment; filename="{safe}-v{number}.safetensors"',
+            "X-DistribAI-Version": str(number),
+        },
+    )
+
+
+@router.post("/{ref}/generate", summary="Sample from a version")
+async def generate(ref: str, body: GenerateBody, grid: GridOf) -> answers.Generation:
+    """A task on a node; the answer comes when the node has it, at the latest after ``timeout``."""
+    job_id = await queries.resolve_job(grid, ref)
+    version, _ = await queries.weights_blob(grid, job_id, body.version)
+    task_id = await commands.request_generation(
+        grid, job_id, version, body.prompt, body.max_tokens, body.temperature, body.seed
+    )
+    task = await queries.wait_for_task(grid, task_id, body.timeout)
+    if task.state == TaskState.ACCEPTED:
+        return answers.Generation(
+            task_id=task_id, version=version, prompt=body.prompt, text=task.text
+        )
+    if task.state in (TaskState.FAILED, TaskState.REJECTED, TaskState.CANCELLED):
+        raise Conflict(
+            "task.failed",
+            f"The sample could not be made: {task.reason or task.state}.",
+            f"`distribai job logs {job_id}` may say more.",
+        )
+    raise Unavailable(
+        "task.timeout",
+        f"No node has answered within {body.timeout:g} s; the task is {task.state}.",
+        "Nodes that train take it between two tasks. See whether there is one: "
+        "`distribai nodes list`; or wait longer: `--timeout SECONDS`.",
+    )
