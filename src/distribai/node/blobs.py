@@ -1,0 +1,338 @@
+"""Blobs to and from the grid over HTTP, by hash, resumed where they broke off.
+
+::
+
+    GET   /api/v1/blobs/{sha256}            Range: bytes=n-   ->  200 or 206
+    POST  /api/v1/blobs                     {"sha256", "size"} ->  200 there already
+                                                               ->  201 {"upload_id", "offset"}
+    HEAD  /api/v1/blobs/uploads/{id}                           ->  Upload-Offset
+    PATCH /api/v1/blobs/uploads/{id}        Upload-Offset, raw bytes -> 200/201 when complete
+
+Every request carries the session's bearer token and, for the byte accounts, the job. Whatever may
+pass (no connection, a cut body, 5xx, 429, and 401 while the session is being renewed) is tried
+again with full jitter; an attempt that moved bytes starts the count anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from weakref import WeakValueDictionary
+
+import httpx
+
+from distribai import errors
+from distribai.core.spec import BlobRef
+from distribai.errors import DistribAIError, Integrity, NotFound, Unavailable
+from distribai.node.cache import BlobCache, Pins, sha256_of
+from distribai.node.clock import Clock, full_jitter
+
+_CHUNK = 1 << 18
+_PASSING = frozenset({401, 408, 425, 429, 500, 502, 503, 504})
+_TIMEOUT = httpx.Timeout(60.0, connect=15.0)
+
+
+_REFUSALS: dict[int, tuple[type[DistribAIError], str]] = {
+    400: (Integrity, "blob.size"),
+    403: (errors.NotAllowed, "auth.forbidden"),
+    404: (NotFound, "blob.unknown"),
+    413: (Integrity, "blob.size"),
+    422: (Integrity, "blob.hash"),
+}
+
+
+class _Passing(Exception):  # caught within this module
+    """Something went wrong that trying again may cure."""
+
+
+class BlobClient:
+    """The node's half of the blob interface.
+
+    Args:
+        base_url: of the HTTP interface, without a slash at the end.
+        token: gives the present session token.
+        attempts: how often in a row something may fail without moving a byte.
+        trust_env: whether proxies of the environment apply; never for a loopback address.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        token: Callable[[], str],
+        clock: Clock,
+        rng: random.Random,
+        *,
+        attempts: int = 20,
+        trust_env: bool = True,
+    ) -> None:
+        self._token = token
+        self._clock = clock
+        self._rng = rng
+        self._attempts = attempts
+        self._http = httpx.AsyncClient(
+            base_url=base_url, timeout=_TIMEOUT, follow_redirects=True, trust_env=trust_env
+        )
+        self.bytes_up = 0
+        self.bytes_down = 0
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._http.aclose()
+
+    # -------------------------------------------------------------- download
+
+    async def download(self, blob: BlobRef, path: Path, job_id: str) -> None:
+        """Complete ``path``, which may hold the first bytes already, and check its hash.
+
+        A file with a wrong hash is fetched once more from the start: the part that lay there may
+        have been the bad one.
+
+        Raises:
+            NotFound: ``blob.unknown``, the grid does not have it.
+            Integrity: ``blob.hash`` or ``blob.size``; the file is removed.
+            Unavailable: ``grid.unreachable``, it failed too often.
+            OSError: the disk is full.
+        """
+        for last in (False, True):
+            await self._patiently(
+                lambda: self._download_once(blob, path, job_id), lambda: _size(path), "download"
+            )
+            if await asyncio.to_thread(sha256_of, path) == blob.sha256:
+                return
+            _remove(path)
+            if last:
+                raise Integrity(
+                    "blob.hash",
+                    f"The grid sent other bytes than those of blob {blob.sha256[:12]}.",
+                    "The task will be given to another node; tell the grid's operator.",
+                )
+
+    async def _download_once(self, blob: BlobRef, path: Path, job_id: str) -> None:
+        have = _size(path)
+        if have > blob.size:
+            _remove(path)
+            have = -1
+        if have == blob.size:
+            return
+        headers = self._headers(job_id)
+        if have > 0:
+            headers["Range"] = f"bytes={have}-"
+        async with self._http.stream(
+            "GET", f"/api/v1/blobs/{blob.sha256}", headers=headers
+        ) as answer:
+            if answer.status_code == 416:
+                _remove(path)
+                raise _Passing("the range was refused")
+            if answer.status_code not in (200, 206):
+                await self._refuse(answer)
+            start = _range_start(answer) if answer.status_code == 206 else 0
+            if start not in (0, have):
+                raise _Passing(f"the answer starts at byte {start}, not {have}")
+            await self._collect(answer, blob, path, start)
+        if _size(path) < blob.size:
+            raise _Passing("the body ended early")
+
+    async def _collect(self, answer: httpx.Response, blob: BlobRef, path: Path, start: int) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        size = start
+        file = await asyncio.to_thread(path.open, "ab" if start else "wb")
+        try:
+            async for chunk in answer.aiter_bytes(_CHUNK):  # counted as they come, whatever is said
+                self.bytes_down += len(chunk)
+                size += len(chunk)
+                if size > blob.size:
+                    break
+                await asyncio.to_thread(file.write, chunk)
+        finally:
+            file.close()
+        if size > blob.size:
+            _remove(path)
+            raise Integrity(
+                "blob.size",
+                f"The grid sent more for blob {blob.sha256[:12]} than its {blob.size} bytes.",
+                "The task will be given to another node; tell the grid's operator.",
+            )
+
+    # -------------------------------------------------------------- upload
+
+    async def upload(self, path: Path, blob: BlobRef, job_id: str) -> None:
+        """Bring a file to the grid; at once when the grid has it.
+
+        Raises:
+            Integrity: the grid found another hash or size.
+            NotAllowed: the grid does not take it from this node.
+            Unavailable: ``grid.unreachable``, it failed too often.
+            OSError: the file cannot be read.
+        """
+        state = _Upload()
+        await self._patiently(
+            lambda: self._upload_once(path, blob, job_id, state), lambda: state.offset, "upload"
+        )
+
+    async def _upload_once(self, path: Path, blob: BlobRef, job_id: str, state: _Upload) -> None:
+        headers = self._headers(job_id)
+        if state.id:
+            answer = await self._http.head(f"/api/v1/blobs/uploads/{state.id}", headers=headers)
+            if answer.status_code == 404:  # finished meanwhile, or forgotten: ask from the start
+                state.id = ""
+            elif answer.status_code not in (200, 204):
+                await self._refuse(answer)
+            else:
+                state.offset = _offset(answer)
+        if not state.id:
+            wanted = {"sha256": blob.sha256, "size": blob.size}
+            answer = await self._http.post("/api/v1/blobs", json=wanted, headers=headers)
+            if answer.status_code == 200:
+                return
+            if answer.status_code != 201:
+                await self._refuse(answer)
+            state.id, state.offset = _upload_of(answer)
+        headers["Upload-Offset"] = str(state.offset)
+        headers["Content-Type"] = "application/offset+octet-stream"
+        headers["Content-Length"] = str(blob.size - state.offset)
+        answer = await self._http.patch(
+            f"/api/v1/blobs/uploads/{state.id}",
+            content=self._send(path, state.offset, blob.size),
+            headers=headers,
+        )
+        if answer.status_code in (409, 404):
+            raise _Passing("the upload stands at another offset")
+        if answer.status_code == 204:
+            raise _Passing("the upload is not complete")
+        if answer.status_code not in (200, 201):
+            await self._refuse(answer)
+
+    async def _send(self, path: Path, offset: int, size: int) -> AsyncIterator[bytes]:
+        left = size - offset
+        file = await asyncio.to_thread(path.open, "rb")
+        try:
+            file.seek(offset)
+            while left and (chunk := await asyncio.to_thread(file.read, min(_CHUNK, left))):
+                left -= len(chunk)
+                self.bytes_up += len(chunk)
+                yield chunk
+        finally:
+            file.close()
+
+    # -------------------------------------------------------------- both
+
+    def _headers(self, job_id: str) -> dict[str, str]:
+        return {
+            "Authorization": f"Bearer {self._token()}",
+            "X-DistribAI-Job": job_id,
+            "Accept-Encoding": "identity",  # bytes are counted and resumed as they travel
+        }
+
+    async def _patiently(
+        self, once: Callable[[], Awaitable[None]], moved: Callable[[], int], what: str
+    ) -> None:
+        waits = full_jitter(self._rng)
+        failures = 0
+        while True:
+            before = moved()
+            try:
+                return await once()
+            except (_Passing, httpx.TransportError) as problem:
+                failures = 1 if moved() > before else failures + 1
+                if failures >= self._attempts:
+                    raise Unavailable(
+                        "grid.unreachable",
+                        f"The {what} of a blob failed {failures} times, "
+                        f"at last because: {problem or type(problem).__name__}.",
+                        "Check the network and that the orchestrator runs.",
+                    ) from problem
+                if failures == 1:
+                    waits = full_jitter(self._rng)
+            await self._clock.sleep(next(waits))
+
+    async def _refuse(self, answer: httpx.Response) -> None:
+        """Raise what an answer other than the expected one means."""
+        await answer.aread()
+        if answer.status_code in _PASSING:
+            raise _Passing(f"the grid answered {answer.status_code}")
+        raise _error_of(answer)
+
+
+class _Upload:
+    """Where an upload stands."""
+
+    def __init__(self) -> None:
+        self.id = ""
+        self.offset = 0
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else -1
+
+
+def _remove(path: Path) -> None:
+    path.unlink(missing_ok=True)
+
+
+def _range_start(answer: httpx.Response) -> int:
+    found = re.match(r"bytes (\d+)-", answer.headers.get("Content-Range", ""))
+    if found is None:
+        raise _Passing("a partial answer does not say where it starts")
+    return int(found[1])
+
+
+def _offset(answer: httpx.Response) -> int:
+    text = answer.headers.get("Upload-Offset", "")
+    if not text.isdecimal():
+        raise _Passing("the answer does not say where the upload stands")
+    return int(text)
+
+
+def _upload_of(answer: httpx.Response) -> tuple[str, int]:
+    try:
+        plain = answer.json()
+        return str(plain["upload_id"]), int(plain["offset"])
+    except (ValueError, KeyError, TypeError) as problem:
+        raise _Passing("the answer names no upload") from problem
+
+
+def _error_of(answer: httpx.Response) -> DistribAIError:
+    """The error of a final refusal, from its problem+json where there is one."""
+    try:
+        plain = answer.json()
+    except ValueError:
+        plain = {}
+    plain = plain if isinstance(plain, dict) else {}
+    kind, code = _REFUSALS.get(answer.status_code, (Unavailable, "grid.unreachable"))
+    said = str(plain.get("code", ""))
+    message = str(plain.get("detail") or plain.get("title") or "")
+    return kind(
+        said if said in errors.CODES else code,
+        message or f"The grid answered {answer.status_code} to {answer.request.method}.",
+        str(plain.get("hint", "")),
+    )
+
+
+class Fetcher:
+    """Blobs in the cache, downloaded when they are missing; never the same one twice at a time."""
+
+    def __init__(self, cache: BlobCache, client: BlobClient) -> None:
+        self._cache = cache
+        self._client = client
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def fetch(self, blob: BlobRef, job_id: str, pins: Pins | None = None) -> Path:
+        """The verified file of a blob, held by ``pins`` if given.
+
+        Raises:
+            DistribAIError: as :meth:`BlobClient.download`.
+            OSError: the disk is full.
+        """
+        lock = self._locks.setdefault(blob.sha256, asyncio.Lock())
+        async with lock:
+            while True:
+                path = await asyncio.to_thread(self._cache.find, blob)
+                if path is None:
+                    partial = self._cache.partial(blob)
+                    await self._client.download(blob, partial, job_id)
+                    path = await asyncio.to_thread(self._cache.take, partial, blob)
+                if pins is None or pins.add(blob.sha256):
+                    return path

@@ -1,0 +1,45 @@
+"""Time and chance as arguments: what the node asks of its clock."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Iterator
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Monotonic seconds, and waiting."""
+
+    def monotonic(self) -> float:
+        """Seconds from an arbitrary start."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Return after ``seconds``."""
+        ...
+
+
+class SystemClock:
+    """The machine's clock."""
+
+    def monotonic(self) -> float:
+        """Seconds from an arbitrary start."""
+        return time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        """Return after ``seconds``."""
+        await asyncio.sleep(seconds)
+
+
+def full_jitter(rng: random.Random, base: float = 0.5, cap: float = 30.0) -> Iterator[float]:
+    """Endless waits: uniform between 0 and a bound that doubles from ``base`` to ``cap`` seconds.
+
+    "Full jitter" of M. Brooker, "Exponential Backoff And Jitter" (AWS Architecture Blog, 2015):
+    of the variants compared there, the one with the least work for the server that comes back.
+    """
+    bound = base
+    while True:
+        yield rng.uniform(0, bound)
+        bound = min(cap, 2 * bound)

@@ -1,0 +1,20 @@
+"""Locks and child processes on Linux, macOS and other POSIX systems."""
+
+from __future__ import annotations
+
+import fcntl
+from typing import Any
+
+
+def lock(descriptor: int) -> bool:
+    """Lock a file for this process alone; whether that worked."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def child_options() -> dict[str, Any]:
+    """A session of its own: no terminal, no Ctrl-C."""
+    return {"start_new_session": True}
