@@ -157,16 +157,16 @@ def test_finish_ends_a_task_with_what_was_really_done(
 ) -> None:
     late = threading.Event()
     daemons: list[Daemon] = []
-    read = desk.SampleReader.batch
+    read = desk.SampleReader.batches
 
-    def batch(self: desk.SampleReader, positions: object) -> object:
+    def batches(self: desk.SampleReader, *args: object) -> object:
         if not late.is_set():
             late.set()
             daemons[0].send(wire.Gate(finish=True))
             # The gate is moved by another thread: wait until it has read the line.
             while not limits().finish:
                 threading.Event().wait(0.001)
-        return read(self, positions)  # type: ignore[arg-type]
+        return read(self, *args)  # type: ignore[arg-type]
 
     channels: list[child.Channel] = []
     start = child.Child.__init__
@@ -179,7 +179,7 @@ def test_finish_ends_a_task_with_what_was_really_done(
         return channels[0]._limits
 
     monkeypatch.setattr(child.Child, "__init__", watched)
-    monkeypatch.setattr(desk.SampleReader, "batch", batch)
+    monkeypatch.setattr(desk.SampleReader, "batches", batches)
     for daemon in serve(grid):
         daemons.append(daemon)
         outcome = daemon.run(grid.task("a")).outcome

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -53,6 +53,14 @@ def rows(step: int, batch: int = 8, length: int = 5) -> np.ndarray:
     return np.random.default_rng(step).integers(0, VOCAB, (batch, length + 1))
 
 
+def stream(batch: int = 8) -> Iterator[np.ndarray]:
+    return (rows(step, batch) for step in itertools.count())
+
+
+def same() -> Iterator[np.ndarray]:
+    return itertools.repeat(rows(0))
+
+
 def loop(
     model: nn.Module, clock: Callable[[], float] = lambda: 0.0, precision: str = "fp32"
 ) -> InnerLoop:
@@ -72,7 +80,7 @@ def weights(model: nn.Module) -> list[np.ndarray]:
 
 def test_training_lowers_the_loss_and_counts_what_it_did() -> None:
     model = Bigram()
-    done = loop(model).run(plan(20), lambda i: rows(0))
+    done = loop(model).run(plan(20), same())
     assert done.loss_last < done.loss_first
     assert (done.steps, done.tokens) == (20, 20 * 8 * 5)
 
@@ -87,8 +95,8 @@ def test_two_rounds_follow_one_schedule() -> None:
 
     model = Bigram()
     trainer = InnerLoop(model, Watched(OptimizerSpec(), model), "cpu", "fp32", lambda: 0.0)
-    trainer.run(plan(10), rows)
-    trainer.run(plan(10, offset=10), rows)
+    trainer.run(plan(10), stream())
+    trainer.run(plan(10, offset=10), stream())
     assert rates == [lr_factor(ScheduleSpec(warmup=2), i, 20) for i in range(20)]
 
 
@@ -104,8 +112,8 @@ def test_a_newcomer_rises_linearly_to_the_schedule() -> None:
 def test_out_of_memory_halves_the_micro_batch_and_keeps_the_batch(error: type) -> None:
     model, roomy = Bigram(fits=2, error=error), Bigram()
     trainer = loop(model)
-    trainer.run(plan(3), rows)
-    loop(roomy).run(plan(3), rows)
+    trainer.run(plan(3), stream())
+    loop(roomy).run(plan(3), stream())
     assert trainer.micro_batch == 2
     assert model.sizes == [8, 4, *[2] * 12]
     for a, b in zip(weights(model), weights(roomy), strict=True):
@@ -115,7 +123,7 @@ def test_out_of_memory_halves_the_micro_batch_and_keeps_the_batch(error: type) -
 def test_an_odd_batch_is_split_and_weighed_by_its_parts() -> None:
     model, roomy = Bigram(fits=3), Bigram()
     for m in (model, roomy):
-        loop(m).run(plan(2), lambda i: rows(i, batch=7))
+        loop(m).run(plan(2), stream(7))
     assert model.sizes == [7, 4, *[2, 2, 2, 1] * 2]
     for a, b in zip(weights(model), weights(roomy), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
@@ -125,15 +133,15 @@ def test_a_repeated_step_starts_from_the_same_buffers() -> None:
     short, small = Bigram(normed=True, fits=4), Bigram(normed=True)
     starved, knowing = loop(short), loop(small)
     knowing.micro_batch = 4
-    starved.run(plan(3), rows)
-    knowing.run(plan(3), rows)
+    starved.run(plan(3), stream())
+    knowing.run(plan(3), stream())
     for a, b in zip(weights(short), weights(small), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
 def test_one_sequence_that_does_not_fit_is_said_so() -> None:
     with pytest.raises(OutOfMemory) as caught:
-        loop(Bigram(fits=0)).run(plan(3), rows)
+        loop(Bigram(fits=0)).run(plan(3), stream())
     assert caught.value.code == "node.memory"
 
 
@@ -143,7 +151,7 @@ def test_other_runtime_errors_are_not_taken_for_memory() -> None:
             raise RuntimeError("shapes differ")
 
     with pytest.raises(RuntimeError, match="shapes"):
-        loop(Broken()).run(plan(3), rows)
+        loop(Broken()).run(plan(3), stream())
     assert not is_out_of_memory(ValueError("DefaultCPUAllocator"))
 
 
@@ -157,7 +165,7 @@ def test_the_gate_ends_the_task_after_the_present_step() -> None:
 
     seen: list[float] = []
     ticks = itertools.count()
-    done = loop(Bigram(), clock=lambda: float(next(ticks))).run(plan(9), rows, Third())
+    done = loop(Bigram(), clock=lambda: float(next(ticks))).run(plan(9), stream(), Third())
     assert done.steps == 3
     assert done.tokens == 3 * 8 * 5
     assert seen == [1.0, 1.0, 1.0]
@@ -175,7 +183,7 @@ def test_progress_is_reported_at_most_every_two_seconds() -> None:
 
     reports: list[tuple[int, float, float]] = []
     loop(Bigram(), clock=lambda: now[0]).run(
-        plan(10), rows, Slow(), lambda *figures: reports.append(figures)
+        plan(10), stream(), Slow(), lambda *figures: reports.append(figures)
     )
     assert [r[0] for r in reports] == [3, 6, 9]
     assert all(math.isfinite(r[1]) for r in reports)
@@ -187,7 +195,7 @@ def test_a_loss_that_is_not_finite_is_an_error() -> None:
     with torch.no_grad():
         model.head.bias[0] = math.nan
     with pytest.raises(InternalFault) as caught:
-        loop(model).run(plan(2), rows)
+        loop(model).run(plan(2), stream())
     assert caught.value.code == "tensor.nonfinite"
 
 
@@ -195,20 +203,20 @@ def test_frozen_parameters_stay_as_they_are() -> None:
     model = Bigram()
     model.embed.weight.requires_grad_(False)
     before = model.embed.weight.clone()
-    loop(model).run(plan(2), rows)
+    loop(model).run(plan(2), stream())
     assert torch.equal(model.embed.weight, before)
 
 
 def test_bf16_autocast_trains_fp32_weights() -> None:
     model = Bigram()
-    done = loop(model, precision="bf16").run(plan(20), lambda i: rows(0))
+    done = loop(model, precision="bf16").run(plan(20), same())
     assert done.loss_last < done.loss_first
     assert all(p.dtype == torch.float32 for p in model.parameters())
 
 
 def test_a_task_without_steps_is_refused() -> None:
     with pytest.raises(ValueError, match="one step"):
-        loop(Bigram()).run(plan(0), rows)
+        loop(Bigram()).run(plan(0), stream())
 
 
 def test_held_out_loss_weighs_tokens_and_leaves_the_model_in_training() -> None:

@@ -17,7 +17,7 @@ from distribai.core.ranges import split, total
 from distribai.core.spec import BlobRef, JobSpec
 from distribai.core.tasks import Assignment, DatasetRef, Outcome
 from distribai.data import tokenizers
-from distribai.data.reader import SampleReader, positions_of
+from distribai.data.reader import SampleReader
 from distribai.data.shards import DatasetManifest
 from distribai.errors import InternalFault, UsageError
 from distribai.merge.delta import DeltaHeader, write_delta
@@ -86,7 +86,6 @@ class Desk:
                 f"{total(task.samples)} samples were assigned for {task.steps} steps of {batch}.",
             )
         _, reader = self._open_data(task.data, fetch)
-        positions = positions_of(task.samples)
         newcomer = self._renew_moments()
         plan = Plan(
             schedule=self.spec.schedule,
@@ -97,9 +96,7 @@ class Desk:
             clip=self.spec.optimizer.clip,
             rewarm=NEWCOMER_WARMUP if newcomer and task.inner_step_offset else 0,
         )
-        done = self.loop.run(
-            plan, lambda i: reader.batch(positions[i * batch : (i + 1) * batch]), gate, report
-        )
+        done = self.loop.run(plan, reader.batches(task.samples, batch), gate, report)
         self._has_moments = self.spec.rounds.moments == "keep"
         header = DeltaHeader(
             job_id=task.job_id,

@@ -7,7 +7,7 @@ The batch of a step is fixed by the job. When it does not fit into memory the lo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -150,13 +150,13 @@ class InnerLoop:
     def run(
         self,
         plan: Plan,
-        batches: Callable[[int], np.ndarray],
+        batches: Iterator[np.ndarray],
         gate: Gate | None = None,
         report: Report = no_report,
     ) -> Trained:
         """Train ``plan.steps`` steps, fewer when the gate says so.
 
-        ``batches(step)`` gives the rows (batch, length + 1), int64, of a local step.
+        ``batches`` yields each step's rows (batch, length + 1), int64.
 
         Raises:
             OutOfMemory: ``node.memory``: one sequence does not fit.
@@ -170,7 +170,7 @@ class InnerLoop:
         losses = _Losses(plan.steps, self.device)
         tokens = reported_tokens = done = 0
         while done < plan.steps:
-            rows = torch.from_numpy(batches(done)).to(self.device, non_blocking=True)
+            rows = torch.from_numpy(next(batches)).to(self.device, non_blocking=True)
             self.optimizer.set_factor(plan.factor(done))
             losses.add(done, self._gradients(rows))
             nn.utils.clip_grad_norm_(self.optimizer.parameters, plan.clip)
