@@ -12,10 +12,13 @@ from starlette.requests import Request
 
 from distribai.api import answers
 from distribai.core.plain import from_plain, to_plain
+from distribai.core.plan import parameter_count, validate_spec
+from distribai.core.plan import plan as plan_of
 from distribai.core.spec import JobSpec
 from distribai.core.states import JobState
 from distribai.errors import InvalidSpec
 from distribai.orchestrator.context import Grid
+from distribai.orchestrator.fleet import queries as fleet
 from distribai.orchestrator.http.security import Caller, GridOf
 from distribai.orchestrator.jobs import commands, queries
 
@@ -73,8 +76,25 @@ def read_spec(document: dict[str, Any]) -> JobSpec:
             "spec.invalid",
             f"The spec's {path}: {what}.",
             "`distribai submit --recipe FILE --dry-run` checks a recipe and prints its spec.",
-            field="spec" if path == JobSpec.__name__ else f"spec.{path}",
+            field="spec" if path == JobSpec.__name__ else path,
         ) from problem
+
+
+@router.post("/plan", summary="What a job would take (creates nothing)")
+async def plan(
+    body: SpecBody,
+    grid: GridOf,
+    nodes: Annotated[
+        int | None, Query(ge=1, le=10_000, description="Plan for so many; default: those online.")
+    ] = None,
+) -> answers.PlanAnswer:
+    """Validates like a submission, and plans: rounds, tasks, parameters, memory, bytes."""
+    spec = read_spec(body.spec)
+    validate_spec(spec)
+    online = (await fleet.summary(grid)).nodes_online
+    taking_part = nodes or min(max(online, spec.workers_min), spec.workers_max)
+    figures = plan_of(spec, parameter_count(spec), taking_part)
+    return answers.PlanAnswer(spec=spec, plan=to_plain(figures))
 
 
 @router.post("", summary="Submit a job", status_code=201)

@@ -1,0 +1,164 @@
+"""Every request that the client can make, as a value: one list for both kinds of client."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+from urllib.parse import quote
+
+from pydantic import TypeAdapter
+
+from distribai.api import answers
+from distribai.core.plain import to_plain
+from distribai.core.spec import JobSpec
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    """One request and how to read its answer.
+
+    ``patience`` is what the server may take beyond the client's own timeout, in seconds, because
+    it was asked to wait.
+    """
+
+    method: str
+    path: str
+    answer: Any
+    params: Mapping[str, str | int | float] = field(default_factory=dict)
+    body: Any = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    patience: float = 0.0
+
+    def read(self, content: bytes) -> T:
+        """The answer's body as its type."""
+        adapter: TypeAdapter[T] = TypeAdapter(self.answer)
+        return adapter.validate_json(content)
+
+
+def job_path(ref: str, tail: str = "") -> str:
+    """A job's address; ``ref`` may be a name with anything in it."""
+    return f"/api/v1/jobs/{quote(ref, safe='')}{tail}"
+
+
+def health() -> Call[answers.GridSummary]:
+    """The grid's health."""
+    return Call("GET", "/api/v1/health", answers.GridSummary)
+
+
+def nodes() -> Call[answers.Listing[answers.NodeRecord]]:
+    """All nodes."""
+    return Call("GET", "/api/v1/nodes", answers.Listing[answers.NodeRecord])
+
+
+def plan(spec: JobSpec, nodes: int | None = None) -> Call[answers.PlanAnswer]:
+    """Validate and plan; nothing is created."""
+    params = {} if nodes is None else {"nodes": nodes}
+    return Call("POST", "/api/v1/jobs/plan", answers.PlanAnswer, params, {"spec": to_plain(spec)})
+
+
+def create_job(spec: JobSpec, idempotency_key: str) -> Call[answers.JobId]:
+    """Submit a job."""
+    headers = {"Idempotency-Key": idempotency_key}
+    return Call(
+        "POST", "/api/v1/jobs", answers.JobId, body={"spec": to_plain(spec)}, headers=headers
+    )
+
+
+def jobs(
+    state: str | None = None, limit: int = 100, cursor: str = ""
+) -> Call[answers.Page[answers.JobSummary]]:
+    """One page of jobs, newest first."""
+    params: dict[str, str | int | float] = {"limit": limit, "cursor": cursor}
+    if state is not None:
+        params["state"] = state
+    return Call("GET", "/api/v1/jobs", answers.Page[answers.JobSummary], params)
+
+
+def job(ref: str) -> Call[answers.JobRecord]:
+    """One job."""
+    return Call("GET", job_path(ref), answers.JobRecord)
+
+
+def accept(ref: str) -> Call[answers.JobId]:
+    """Accept a submitted job."""
+    return Call("POST", job_path(ref, "/accept"), answers.JobId)
+
+
+def decline(ref: str, why: str) -> Call[answers.JobId]:
+    """Decline a submitted job."""
+    return Call("POST", job_path(ref, "/decline"), answers.JobId, body={"why": why})
+
+
+def cancel(ref: str, why: str = "") -> Call[answers.JobId]:
+    """Cancel an open job."""
+    return Call("POST", job_path(ref, "/cancel"), answers.JobId, body={"why": why})
+
+
+def pause(ref: str) -> Call[answers.JobId]:
+    """Pause a running job."""
+    return Call("POST", job_path(ref, "/pause"), answers.JobId)
+
+
+def resume(ref: str) -> Call[answers.JobId]:
+    """Resume a paused job."""
+    return Call("POST", job_path(ref, "/resume"), answers.JobId)
+
+
+def rounds(ref: str) -> Call[answers.Listing[answers.RoundRecord]]:
+    """All rounds of a job."""
+    return Call("GET", job_path(ref, "/rounds"), answers.Listing[answers.RoundRecord])
+
+
+def tasks(ref: str, limit: int = 200, cursor: str = "") -> Call[answers.Page[answers.TaskRecord]]:
+    """One page of a job's tasks, oldest first."""
+    params: dict[str, str | int | float] = {"limit": limit, "cursor": cursor}
+    return Call("GET", job_path(ref, "/tasks"), answers.Page[answers.TaskRecord], params)
+
+
+def versions(ref: str) -> Call[answers.Listing[answers.VersionRecord]]:
+    """All versions of a job's weights."""
+    return Call("GET", job_path(ref, "/versions"), answers.Listing[answers.VersionRecord])
+
+
+def events(
+    ref: str, after: str = "", wait: float = 0.0, limit: int = 200
+) -> Call[answers.Listing[answers.EventRecord]]:
+    """State changes behind ``after``; waits for one up to ``wait`` seconds."""
+    params: dict[str, str | int | float] = {"after": after, "wait": wait, "limit": limit}
+    answer = answers.Listing[answers.EventRecord]
+    return Call("GET", job_path(ref, "/events"), answer, params, patience=wait)
+
+
+def logs(
+    ref: str, after: str = "", wait: float = 0.0, limit: int = 200
+) -> Call[answers.Listing[answers.LogRecord]]:
+    """Log lines behind ``after``; waits for one up to ``wait`` seconds."""
+    params: dict[str, str | int | float] = {"after": after, "wait": wait, "limit": limit}
+    answer = answers.Listing[answers.LogRecord]
+    return Call("GET", job_path(ref, "/logs"), answer, params, patience=wait)
+
+
+def generate(
+    ref: str,
+    prompt: str,
+    *,
+    version: int | None = None,
+    max_tokens: int = 200,
+    temperature: float = 0.8,
+    seed: int = 0,
+    timeout: float = 120.0,
+) -> Call[answers.Generation]:
+    """A sample from a version."""
+    body = {
+        "prompt": prompt,
+        "version": version,
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "seed": seed,
+        "timeout": timeout,
+    }
+    path = job_path(ref, "/generate")
+    return Call("POST", path, answers.Generation, body=body, patience=timeout)
