@@ -27,6 +27,12 @@ from distribai.errors import Unavailable, UsageError
 
 Dialect = Literal["sqlite", "postgresql"]
 
+AnyRow = Row[*tuple[Any, ...]]
+"""A row, whatever its columns."""
+
+AnyResult = CursorResult[*tuple[Any, ...]]
+"""A result, whatever its columns."""
+
 NOW = {
     "sqlite": text("SELECT (julianday('now') - 2440587.5) * 86400.0"),
     "postgresql": text("SELECT extract(epoch FROM clock_timestamp())::double precision"),
@@ -50,9 +56,9 @@ class Tx:
 
     async def run(
         self, statement: Executable, values: Mapping[str, Any] | None = None
-    ) -> CursorResult[Any]:
+    ) -> AnyResult:
         """Execute one statement."""
-        result: CursorResult[Any] = await self.conn.execute(statement, values)
+        result: AnyResult = await self.conn.execute(statement, values)
         return result
 
     async def run_many(self, statement: Executable, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -62,13 +68,13 @@ class Tx:
 
     async def all(
         self, statement: Executable, values: Mapping[str, Any] | None = None
-    ) -> Sequence[Row[Any]]:
+    ) -> Sequence[AnyRow]:
         """All rows."""
         return (await self.run(statement, values)).all()
 
     async def first(
         self, statement: Executable, values: Mapping[str, Any] | None = None
-    ) -> Row[Any] | None:
+    ) -> AnyRow | None:
         """The first row, or None."""
         return (await self.run(statement, values)).first()
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import Row, and_, case, exists, or_, select, update
+from sqlalchemy import and_, case, exists, or_, select, update
 
 from distribai.core.states import TaskState
-from distribai.store.engine import Tx
+from distribai.store.engine import AnyRow, Tx
 from distribai.store.tables import duties, tasks
 
 
@@ -43,7 +43,7 @@ async def drop_duties(tx: Tx, holder: str) -> None:
 
 async def lease_task(
     tx: Tx, task_id: str, node_id: str, device: int, lease_s: float, deadline_s: float
-) -> Row[Any] | None:
+) -> AnyRow | None:
     """Lease a queued task to a free device under the next attempt.
 
     Returns the task's row, or None when it is no longer queued or the device no longer free.
@@ -95,7 +95,7 @@ async def extend_leases(
     return {(row.id, row.attempt) for row in rows}
 
 
-async def expired_tasks(tx: Tx) -> Sequence[Row[Any]]:
+async def expired_tasks(tx: Tx) -> Sequence[AnyRow]:
     """Leased tasks whose lease has run out."""
     return await tx.all(
         select(tasks)
@@ -113,7 +113,7 @@ async def leave_state(
     attempt: int | None = None,
     node_id: str | None = None,
     **values: Any,
-) -> Row[Any] | None:
+) -> AnyRow | None:
     """Move a task from ``old`` to ``new`` if it still is there, under that attempt and node.
 
     Returns the task's row after the change, or None when nothing was changed. The caller has

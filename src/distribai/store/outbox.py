@@ -14,13 +14,11 @@ ids; :func:`start` then opens a new epoch, and all rows of older epochs are sett
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
     Integer,
-    Row,
     Text,
     cast,
     func,
@@ -34,7 +32,7 @@ from sqlalchemy import (
 
 from distribai.core.plain import Plain
 from distribai.errors import UsageError
-from distribai.store.engine import Dialect, Tx
+from distribai.store.engine import AnyRow, Dialect, Tx
 from distribai.store.tables import meta, outbox
 
 Cursor = tuple[int, int, int]
@@ -86,7 +84,7 @@ async def append(
     )
 
 
-async def read(tx: Tx, after: Cursor, limit: int, job_id: str | None = None) -> Sequence[Row[Any]]:
+async def read(tx: Tx, after: Cursor, limit: int, job_id: str | None = None) -> Sequence[AnyRow]:
     """Settled events behind ``after``, in commit order, at most ``limit``."""
     key = tuple_(outbox.c.epoch, outbox.c.xid, outbox.c.id)
     query = select(outbox).where(key > tuple_(*map(literal, after)))
@@ -99,7 +97,7 @@ async def read(tx: Tx, after: Cursor, limit: int, job_id: str | None = None) -> 
     return await tx.all(query)
 
 
-def format_cursor(row: Row[Any]) -> str:
+def format_cursor(row: AnyRow) -> str:
     """The cursor just behind ``row``, as text."""
     return f"{row.epoch}.{row.xid}.{row.id}"
 

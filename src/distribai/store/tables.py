@@ -110,6 +110,7 @@ rounds = Table(
     Column("opened_at", Double, nullable=False),
     Column("deadline_at", Double),
     Column("closed_at", Double),
+    Column("manifest", NULLABLE_JSON),
     Index(None, "state"),
 )
 
@@ -214,7 +215,6 @@ nodes = Table(
     Column("intent", String(16), nullable=False),
     Column("software", Text, nullable=False, default=""),
     Column("devices", JSON, nullable=False),
-    Column("speeds", JSON, nullable=False),
     Column("invite_id", ID, nullable=False, default=""),
     Column("joined_at", Double, nullable=False),
     Column("last_heard_at", Double, nullable=False),

@@ -91,7 +91,6 @@ def upgrade() -> None:
         sa.Column("intent", sa.String(length=16), nullable=False),
         sa.Column("software", sa.Text(), nullable=False),
         sa.Column("devices", sa.JSON(), nullable=False),
-        sa.Column("speeds", sa.JSON(), nullable=False),
         sa.Column("invite_id", sa.String(length=64), nullable=False),
         sa.Column("joined_at", sa.Double(), nullable=False),
         sa.Column("last_heard_at", sa.Double(), nullable=False),
@@ -203,6 +202,7 @@ def upgrade() -> None:
         sa.Column("opened_at", sa.Double(), nullable=False),
         sa.Column("deadline_at", sa.Double(), nullable=True),
         sa.Column("closed_at", sa.Double(), nullable=True),
+        sa.Column("manifest", sa.JSON(none_as_null=True), nullable=True),
         sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=op.f("fk_rounds_job_id_jobs")),
         sa.PrimaryKeyConstraint("job_id", "number", "take", name=op.f("pk_rounds")),
     )

@@ -1,0 +1,208 @@
+"""Nodes, sessions, invites and tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import and_, bindparam, insert, or_, select, update
+
+from distribai.core.states import Liveness, Standing
+from distribai.store.engine import AnyRow, Tx
+from distribai.store.tables import invites, meta, nodes, sessions, tokens
+
+# ------------------------------------------------------------------ nodes
+
+
+async def get_node(tx: Tx, node_id: str) -> AnyRow | None:
+    """One node."""
+    return await tx.first(select(nodes).where(nodes.c.id == node_id))
+
+
+async def lock_node(tx: Tx, node_id: str) -> AnyRow | None:
+    """One node, its row locked until the end of the transaction."""
+    return await tx.first(select(nodes).where(nodes.c.id == node_id).with_for_update())
+
+
+async def add_node(tx: Tx, **values: Any) -> None:
+    """Insert a node; one that registers twice at once is inserted once."""
+    await tx.run(tx.insert(nodes).values(**values).on_conflict_do_nothing())
+
+
+async def change_node(tx: Tx, node_id: str, **values: Any) -> None:
+    """Write columns of a node."""
+    await tx.run(update(nodes).where(nodes.c.id == node_id).values(**values))
+
+
+async def all_nodes(tx: Tx) -> Sequence[AnyRow]:
+    """All nodes, the one heard last first."""
+    return await tx.all(select(nodes).order_by(nodes.c.last_heard_at.desc(), nodes.c.id))
+
+
+async def able_nodes(tx: Tx) -> Sequence[AnyRow]:
+    """Nodes that may be given work: online, willing, and of good standing."""
+    return await tx.all(
+        select(nodes)
+        .where(
+            nodes.c.liveness == Liveness.ONLINE.value,
+            nodes.c.intent == "contribute",
+            nodes.c.standing.in_([Standing.PROBATION.value, Standing.TRUSTED.value]),
+        )
+        .order_by(nodes.c.id)
+    )
+
+
+async def nodes_by_id(tx: Tx, ids: Collection[str]) -> Sequence[AnyRow]:
+    """Nodes by id, in no order."""
+    if not ids:
+        return []
+    return await tx.all(select(nodes).where(nodes.c.id.in_(list(ids))))
+
+
+async def heard(tx: Tx, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write a batch of ``{"node", "intent", "up", "down"}``: heard now, with more bytes moved."""
+    await tx.run_many(
+        update(nodes)
+        .where(nodes.c.id == bindparam("node"))
+        .values(
+            last_heard_at=tx.now,
+            intent=bindparam("intent"),
+            bytes_up=nodes.c.bytes_up + bindparam("up"),
+            bytes_down=nodes.c.bytes_down + bindparam("down"),
+        ),
+        list(rows),
+    )
+
+
+async def set_liveness(
+    tx: Tx, old: Collection[Liveness], new: Liveness, silent_since: float
+) -> Sequence[AnyRow]:
+    """Nodes in one of ``old`` that were last heard at or before ``silent_since`` become ``new``."""
+    return await tx.all(
+        update(nodes)
+        .where(
+            nodes.c.liveness.in_([state.value for state in old]),
+            nodes.c.last_heard_at <= silent_since,
+        )
+        .values(liveness=new.value)
+        .returning(nodes.c.id)
+    )
+
+
+async def hear_all(tx: Tx) -> None:
+    """After a start: whoever was not given up counts as heard now."""
+    await tx.run(
+        update(nodes).where(nodes.c.liveness != Liveness.OFFLINE.value).values(last_heard_at=tx.now)
+    )
+
+
+# ------------------------------------------------------------------ sessions
+
+
+async def open_session(tx: Tx, session_id: str, node_id: str, token_hash: str, holder: str) -> None:
+    """Open a session; all earlier ones of the node end, and their tokens with them."""
+    await end_sessions(tx, node_id)
+    await tx.run(
+        insert(sessions).values(
+            id=session_id,
+            node_id=node_id,
+            token_hash=token_hash,
+            holder=holder,
+            created_at=tx.now,
+        )
+    )
+
+
+async def end_sessions(tx: Tx, node_id: str) -> None:
+    """End all sessions of a node."""
+    await tx.run(
+        update(sessions)
+        .where(sessions.c.node_id == node_id, sessions.c.ended_at.is_(None))
+        .values(ended_at=tx.now)
+    )
+
+
+async def session_is_open(tx: Tx, session_id: str) -> bool:
+    """Whether no newer session of the node has ended this one."""
+    return (
+        await tx.first(
+            select(sessions.c.id).where(sessions.c.id == session_id, sessions.c.ended_at.is_(None))
+        )
+        is not None
+    )
+
+
+async def node_of_token(tx: Tx, token_hash: str) -> AnyRow | None:
+    """Id and standing of the node whose open session has this token."""
+    return await tx.first(
+        select(nodes.c.id, nodes.c.standing)
+        .join(sessions, sessions.c.node_id == nodes.c.id)
+        .where(sessions.c.token_hash == token_hash, sessions.c.ended_at.is_(None))
+    )
+
+
+# ------------------------------------------------------------------ tokens and invites
+
+
+async def token(tx: Tx, token_hash: str) -> AnyRow | None:
+    """A valid token that is no session's."""
+    return await tx.first(
+        select(tokens).where(
+            tokens.c.token_hash == token_hash,
+            tokens.c.revoked.is_(False),
+            or_(tokens.c.expires_at.is_(None), tokens.c.expires_at > tx.now),
+        )
+    )
+
+
+async def has_token(tx: Tx, kind: str) -> bool:
+    """Whether any token of this kind was ever made."""
+    return await tx.first(select(tokens.c.kind).where(tokens.c.kind == kind)) is not None
+
+
+async def add_token(tx: Tx, token_hash: str, kind: str) -> None:
+    """Insert a token."""
+    await tx.run(insert(tokens).values(token_hash=token_hash, kind=kind, created_at=tx.now))
+
+
+async def add_invite(tx: Tx, invite_id: str, secret_hash: str) -> None:
+    """Insert an invite without limits."""
+    await tx.run(insert(invites).values(id=invite_id, secret_hash=secret_hash, created_at=tx.now))
+
+
+async def valid_invite(tx: Tx, secret_hash: str) -> str | None:
+    """The id of an invite that still lets nodes in."""
+    found = await tx.scalar(
+        select(invites.c.id).where(
+            invites.c.secret_hash == secret_hash,
+            and_(
+                invites.c.revoked.is_(False),
+                or_(invites.c.expires_at.is_(None), invites.c.expires_at > tx.now),
+                or_(invites.c.uses_left.is_(None), invites.c.uses_left > 0),
+            ),
+        )
+    )
+    return None if found is None else str(found)
+
+
+async def use_invite(tx: Tx, invite_id: str) -> None:
+    """Take one use from an invite that counts them."""
+    await tx.run(
+        update(invites)
+        .where(invites.c.id == invite_id, invites.c.uses_left.is_not(None))
+        .values(uses_left=invites.c.uses_left - 1)
+    )
+
+
+# ------------------------------------------------------------------ single facts
+
+
+async def fact(tx: Tx, key: str) -> str | None:
+    """A single fact of the grid."""
+    found = await tx.scalar(select(meta.c.value).where(meta.c.key == key))
+    return None if found is None else str(found)
+
+
+async def set_fact_once(tx: Tx, key: str, value: str) -> None:
+    """Write a fact that is not there yet."""
+    await tx.run(tx.insert(meta).values(key=key, value=value).on_conflict_do_nothing())

@@ -1,0 +1,157 @@
+"""Jobs, their sample pools, versions, prepared data sets and idempotency keys."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from sqlalchemy import and_, func, insert, or_, select, update
+
+from distribai.core.ranges import SamplePool
+from distribai.core.states import JobState
+from distribai.store.engine import AnyRow, Tx
+from distribai.store.tables import datasets, idempotency, jobs, versions
+from distribai.store.values import ranges_from_json, ranges_to_json
+
+
+async def add(tx: Tx, **values: Any) -> None:
+    """Insert a job's row."""
+    await tx.run(insert(jobs).values(**values))
+
+
+async def get(tx: Tx, job_id: str) -> AnyRow | None:
+    """One job."""
+    return await tx.first(select(jobs).where(jobs.c.id == job_id))
+
+
+async def lock(tx: Tx, job_id: str) -> AnyRow | None:
+    """One job, its row locked until the end of the transaction.
+
+    Whoever changes a job's rounds, tasks, versions or pool locks its row first, so that these
+    transactions run one after the other and none waits for another in a circle.
+    """
+    return await tx.first(select(jobs).where(jobs.c.id == job_id).with_for_update())
+
+
+async def set_state(tx: Tx, job_id: str, new: JobState, **values: Any) -> None:
+    """Write a state that the caller has checked, on a row that it has locked."""
+    await tx.run(update(jobs).where(jobs.c.id == job_id).values(state=new.value, **values))
+
+
+async def change(tx: Tx, job_id: str, **values: Any) -> None:
+    """Write other columns of a locked row."""
+    await tx.run(update(jobs).where(jobs.c.id == job_id).values(**values))
+
+
+async def in_states(tx: Tx, states: Collection[JobState]) -> Sequence[AnyRow]:
+    """Jobs in any of ``states``, by priority, then by age."""
+    return await tx.all(
+        select(jobs)
+        .where(jobs.c.state.in_([s.value for s in states]))
+        .order_by(jobs.c.priority, jobs.c.created_at, jobs.c.id)
+    )
+
+
+async def page(
+    tx: Tx, state: str | None, limit: int, before: tuple[float, str] | None
+) -> Sequence[AnyRow]:
+    """Jobs, newest first, those before ``(created_at, id)``."""
+    query = select(jobs)
+    if state is not None:
+        query = query.where(jobs.c.state == state)
+    if before is not None:
+        at, job_id = before
+        older = or_(jobs.c.created_at < at, and_(jobs.c.created_at == at, jobs.c.id < job_id))
+        query = query.where(older)
+    return await tx.all(query.order_by(jobs.c.created_at.desc(), jobs.c.id.desc()).limit(limit))
+
+
+async def matching(tx: Tx, ref: str, limit: int = 6) -> Sequence[AnyRow]:
+    """Id, name and state of jobs whose id starts with ``ref`` or whose name is ``ref``."""
+    # Neither database's LIKE is needed: ids are lower-case and prefixes are compared as ranges.
+    return await tx.all(
+        select(jobs.c.id, jobs.c.name, jobs.c.state)
+        .where(or_(func.substr(jobs.c.id, 1, len(ref)) == ref, jobs.c.name == ref))
+        .order_by(jobs.c.created_at.desc(), jobs.c.id)
+        .limit(limit)
+    )
+
+
+async def count_by_state(tx: Tx) -> dict[str, int]:
+    """Jobs by state."""
+    rows = await tx.all(select(jobs.c.state, func.count()).group_by(jobs.c.state))
+    return {row[0]: row[1] for row in rows}
+
+
+def pool_of(job: AnyRow) -> SamplePool:
+    """The sample pool of a job's row."""
+    return SamplePool(job.pool_cursor, ranges_from_json(job.pool_returned))
+
+
+async def save_pool(tx: Tx, job_id: str, pool: SamplePool) -> None:
+    """Write the pool of a locked job."""
+    await change(tx, job_id, pool_cursor=pool.cursor, pool_returned=ranges_to_json(pool.returned))
+
+
+async def add_version(tx: Tx, **values: Any) -> None:
+    """Insert a version; its primary key lets no round be merged twice."""
+    await tx.run(insert(versions).values(**values))
+
+
+async def version(tx: Tx, job_id: str, number: int) -> AnyRow | None:
+    """One version."""
+    return await tx.first(
+        select(versions).where(versions.c.job_id == job_id, versions.c.version == number)
+    )
+
+
+async def all_versions(tx: Tx, job_id: str) -> Sequence[AnyRow]:
+    """Versions from 0 on, without their manifests."""
+    columns = [c for c in versions.c if c.name != "manifest"]
+    return await tx.all(
+        select(*columns).where(versions.c.job_id == job_id).order_by(versions.c.version)
+    )
+
+
+async def latest_versions(tx: Tx, job_id: str, number: int, count: int) -> Sequence[AnyRow]:
+    """Version ``number`` and up to ``count - 1`` before it, newest first, without manifests."""
+    columns = [c for c in versions.c if c.name != "manifest"]
+    return await tx.all(
+        select(*columns)
+        .where(versions.c.job_id == job_id, versions.c.version <= number)
+        .order_by(versions.c.version.desc())
+        .limit(count)
+    )
+
+
+async def set_held_out(tx: Tx, job_id: str, number: int, loss: float) -> None:
+    """Write the held-out loss of a version."""
+    await tx.run(
+        update(versions)
+        .where(versions.c.job_id == job_id, versions.c.version == number)
+        .values(held_out_loss=loss)
+    )
+
+
+async def dataset(tx: Tx, key: str) -> AnyRow | None:
+    """A prepared data set."""
+    return await tx.first(select(datasets).where(datasets.c.key == key))
+
+
+async def add_dataset(tx: Tx, **values: Any) -> None:
+    """Remember a prepared data set; one that is there already is left as it is."""
+    await tx.run(tx.insert(datasets).values(**values).on_conflict_do_nothing())
+
+
+async def idempotent(tx: Tx, key: str) -> AnyRow | None:
+    """What was made under an idempotency key."""
+    return await tx.first(select(idempotency).where(idempotency.c.key == key))
+
+
+async def add_idempotent(tx: Tx, key: str, fingerprint: str, job_id: str) -> bool:
+    """Remember a key; False when somebody else has just used it."""
+    statement = tx.insert(idempotency).values(
+        key=key, fingerprint=fingerprint, job_id=job_id, created_at=tx.now
+    )
+    statement = statement.on_conflict_do_nothing()
+    return await tx.scalar(statement.returning(idempotency.c.key)) is not None

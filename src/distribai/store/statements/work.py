@@ -1,0 +1,275 @@
+"""Rounds, tasks and accepted submissions."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import func, insert, select, update
+
+from distribai.core.states import RoundState, TaskState
+from distribai.store.engine import AnyRow, Tx
+from distribai.store.tables import jobs, rounds, submissions, tasks
+
+OPEN_TASKS = (TaskState.QUEUED, TaskState.LEASED, TaskState.SUBMITTED, TaskState.VERIFYING)
+"""States of a task that has not ended."""
+
+
+def _values(states: Iterable[TaskState | RoundState]) -> list[str]:
+    return [s.value for s in states]
+
+
+# ------------------------------------------------------------------ rounds
+
+
+async def add_round(tx: Tx, **values: Any) -> None:
+    """Insert a round."""
+    await tx.run(insert(rounds).values(**values))
+
+
+async def rounds_of(tx: Tx, job_id: str) -> Sequence[AnyRow]:
+    """All rounds of a job, oldest first, without their manifests."""
+    columns = [c for c in rounds.c if c.name != "manifest"]
+    return await tx.all(
+        select(*columns).where(rounds.c.job_id == job_id).order_by(rounds.c.number, rounds.c.take)
+    )
+
+
+async def get_round(tx: Tx, job_id: str, number: int, take: int) -> AnyRow | None:
+    """One round."""
+    return await tx.first(
+        select(rounds).where(
+            rounds.c.job_id == job_id, rounds.c.number == number, rounds.c.take == take
+        )
+    )
+
+
+async def latest_round(tx: Tx, job_id: str) -> AnyRow | None:
+    """The round that was opened last."""
+    return await tx.first(
+        select(rounds)
+        .where(rounds.c.job_id == job_id)
+        .order_by(rounds.c.number.desc(), rounds.c.take.desc())
+        .limit(1)
+    )
+
+
+async def rounds_in(tx: Tx, state: RoundState) -> Sequence[AnyRow]:
+    """All rounds in ``state``, by job."""
+    return await tx.all(
+        select(rounds)
+        .where(rounds.c.state == state.value)
+        .order_by(rounds.c.job_id, rounds.c.number)
+    )
+
+
+async def leave_round(
+    tx: Tx, job_id: str, number: int, take: int, old: RoundState, new: RoundState, **values: Any
+) -> bool:
+    """Move a round from ``old`` to ``new`` if it still is there."""
+    moved = await tx.first(
+        update(rounds)
+        .where(
+            rounds.c.job_id == job_id,
+            rounds.c.number == number,
+            rounds.c.take == take,
+            rounds.c.state == old.value,
+        )
+        .values(state=new.value, **values)
+        .returning(rounds.c.number)
+    )
+    return moved is not None
+
+
+async def set_deadline(tx: Tx, job_id: str, number: int, take: int, deadline: float | None) -> None:
+    """Write when an open round merges at the latest."""
+    await tx.run(
+        update(rounds)
+        .where(rounds.c.job_id == job_id, rounds.c.number == number, rounds.c.take == take)
+        .values(deadline_at=deadline)
+    )
+
+
+# ------------------------------------------------------------------ tasks
+
+
+async def add_task(tx: Tx, **values: Any) -> None:
+    """Insert a task under the job's next number; the caller has locked the job."""
+    number = (
+        select(func.coalesce(func.max(tasks.c.seq), 0) + 1)
+        .where(tasks.c.job_id == values["job_id"])
+        .scalar_subquery()
+    )
+    defaults = {"seq": number, "state": TaskState.QUEUED.value, "causes": [], "params": {}}
+    await tx.run(insert(tasks).values({**defaults, "created_at": tx.now, **values}))
+
+
+async def get_task(tx: Tx, task_id: str) -> AnyRow | None:
+    """One task."""
+    return await tx.first(select(tasks).where(tasks.c.id == task_id))
+
+
+async def change_task(tx: Tx, task_id: str, **values: Any) -> None:
+    """Write columns of a task other than its state."""
+    await tx.run(update(tasks).where(tasks.c.id == task_id).values(**values))
+
+
+async def tasks_of_round(
+    tx: Tx, job_id: str, number: int, take: int, phase: str = "train"
+) -> Sequence[AnyRow]:
+    """The tasks of a round in one phase, by number."""
+    return await tx.all(
+        select(tasks)
+        .where(
+            tasks.c.job_id == job_id,
+            tasks.c.round == number,
+            tasks.c.take == take,
+            tasks.c.phase == phase,
+        )
+        .order_by(tasks.c.seq)
+    )
+
+
+async def tasks_page(tx: Tx, job_id: str, limit: int, after: int) -> Sequence[AnyRow]:
+    """Tasks of a job behind number ``after``."""
+    return await tx.all(
+        select(tasks)
+        .where(tasks.c.job_id == job_id, tasks.c.seq > after)
+        .order_by(tasks.c.seq)
+        .limit(limit)
+    )
+
+
+async def tasks_in(
+    tx: Tx,
+    states: Collection[TaskState],
+    *,
+    job_id: str | None = None,
+    node_id: str | None = None,
+) -> Sequence[AnyRow]:
+    """Tasks in any of ``states``, by job and number."""
+    query = select(tasks).where(tasks.c.state.in_(_values(states)))
+    if job_id is not None:
+        query = query.where(tasks.c.job_id == job_id)
+    if node_id is not None:
+        query = query.where(tasks.c.node_id == node_id)
+    return await tx.all(query.order_by(tasks.c.job_id, tasks.c.seq))
+
+
+async def tasks_by_id(tx: Tx, ids: Collection[str]) -> Sequence[AnyRow]:
+    """Tasks by id, in no order."""
+    if not ids:
+        return []
+    return await tx.all(select(tasks).where(tasks.c.id.in_(list(ids))))
+
+
+async def queued_with_job(tx: Tx) -> Sequence[AnyRow]:
+    """Queued tasks, each with its job's state, priority and spec."""
+    return await tx.all(
+        select(
+            tasks,
+            jobs.c.state.label("job_state"),
+            jobs.c.priority.label("job_priority"),
+            jobs.c.version.label("job_version"),
+        )
+        .join(jobs, jobs.c.id == tasks.c.job_id)
+        .where(tasks.c.state == TaskState.QUEUED.value)
+        .order_by(tasks.c.created_at, tasks.c.job_id, tasks.c.seq)
+    )
+
+
+async def count_tasks(tx: Tx, states: Collection[TaskState]) -> dict[str, int]:
+    """Tasks by state, for ``states``."""
+    rows = await tx.all(
+        select(tasks.c.state, func.count())
+        .where(tasks.c.state.in_(_values(states)))
+        .group_by(tasks.c.state)
+    )
+    return {row[0]: row[1] for row in rows}
+
+
+async def working_nodes(tx: Tx) -> Mapping[str, int]:
+    """How many nodes hold a lease, by job."""
+    rows = await tx.all(
+        select(tasks.c.job_id, func.count(tasks.c.node_id.distinct()))
+        .where(tasks.c.state == TaskState.LEASED.value)
+        .group_by(tasks.c.job_id)
+    )
+    return {row[0]: row[1] for row in rows}
+
+
+# ------------------------------------------------------------------ submissions
+
+
+async def add_submission(tx: Tx, **values: Any) -> bool:
+    """Insert accepted work; False when the task's work was accepted before."""
+    statement = tx.insert(submissions).values(**values).on_conflict_do_nothing()
+    return await tx.scalar(statement.returning(submissions.c.task_id)) is not None
+
+
+async def submissions_of_round(tx: Tx, job_id: str, number: int, take: int) -> Sequence[AnyRow]:
+    """Accepted training work of a round, each with its task's slot."""
+    return await tx.all(
+        select(submissions, tasks.c.slot, tasks.c.device)
+        .join(tasks, tasks.c.id == submissions.c.task_id)
+        .where(
+            submissions.c.job_id == job_id,
+            submissions.c.round == number,
+            submissions.c.take == take,
+            submissions.c.phase == "train",
+        )
+        .order_by(submissions.c.task_id)
+    )
+
+
+async def speeds(tx: Tx, job_id: str, since_round: int) -> dict[tuple[str, int], float]:
+    """Tokens per second of (node, device) in a job, as last measured from ``since_round`` on."""
+    rows = await tx.all(
+        select(
+            submissions.c.node_id,
+            tasks.c.device,
+            submissions.c.tokens,
+            submissions.c.metrics,
+        )
+        .join(tasks, tasks.c.id == submissions.c.task_id)
+        .where(
+            submissions.c.job_id == job_id,
+            submissions.c.phase == "train",
+            submissions.c.round >= since_round,
+        )
+        .order_by(submissions.c.accepted_at)
+    )
+    return {
+        (row.node_id, row.device): row.tokens / row.metrics["seconds"]
+        for row in rows
+        if row.metrics.get("seconds", 0) > 0 and row.tokens > 0
+    }
+
+
+async def accepted_by_round(tx: Tx, job_id: str) -> dict[tuple[int, int], tuple[int, int]]:
+    """Accepted submissions and their tokens by (round, take)."""
+    rows = await tx.all(
+        select(
+            submissions.c.round,
+            submissions.c.take,
+            func.count(),
+            func.sum(submissions.c.tokens),
+        )
+        .where(submissions.c.job_id == job_id, submissions.c.phase == "train")
+        .group_by(submissions.c.round, submissions.c.take)
+    )
+    return {(row[0], row[1]): (row[2], int(row[3])) for row in rows}
+
+
+async def arrivals(tx: Tx, job_id: str, since_round: int) -> Sequence[AnyRow]:
+    """Arrivals of a job's training results, late ones included, with their rounds."""
+    return await tx.all(
+        select(tasks.c.round, tasks.c.take, tasks.c.submitted_at, tasks.c.state)
+        .where(
+            tasks.c.job_id == job_id,
+            tasks.c.phase == "train",
+            tasks.c.round >= since_round,
+            tasks.c.submitted_at.is_not(None),
+        )
+        .order_by(tasks.c.round, tasks.c.take, tasks.c.submitted_at)
+    )
