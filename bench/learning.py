@@ -1,0 +1,332 @@
+"""Whether it learns: DiLoCo over K nodes against data-parallel training on the same tokens.
+
+Three sides, each with the learning rates that are best for it on a grid of the same size (tuned at
+full length on the first seed): the product's default recipe over K nodes, data-parallel training
+with the same inner optimizer, and data-parallel training with AdamW. Data-parallel means one model
+and a batch of K times the nodes', for the same number of steps: equal tokens, and the very same
+samples in each round.
+
+The nodes' side is the product's own code: ``InnerLoop``, deltas and updates as files,
+``merge_round``, the split of ``core.paradigms.diloco``. Only processes and wire are left out, since
+they change no figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+
+from distribai.core.architectures import family
+from distribai.core.paradigms import Member, paradigm
+from distribai.core.plain import to_plain
+from distribai.core.ranges import SamplePool
+from distribai.core.spec import DataSpec, JobSpec, ModelSpec
+from distribai.data import builtin, formats
+from distribai.data.reader import SampleReader
+from distribai.data.shards import DatasetManifest, prepare
+from distribai.data.tokenizers import ByteTokenizer
+from distribai.merge.delta import DeltaHeader, open_delta, write_delta
+from distribai.merge.outer import merge_round, outer_coefficients
+from distribai.merge.update import UpdateHeader, apply_update, write_update
+from distribai.merge.version0 import make_version0
+from distribai.merge.weights import Weights, trainable, weights_hash
+
+NAME = "learning"
+HELP = "held-out loss of DiLoCo over that of data-parallel training, all sides tuned"
+
+NODES = 4
+HELD_OUT = 2048
+"""Held-out sequences that a final loss is over, at most."""
+
+EVALUATION_BATCH = 32
+
+GRIDS: dict[str, tuple[tuple[float, float], ...]] = {
+    "diloco": ((0.006, 0.005), (0.006, 0.01), (0.012, 0.01)),
+    "ddp": ((0.006, 0.01), (0.006, 0.02), (0.012, 0.02)),
+    "adamw_ddp": ((0.005, 0.0), (0.01, 0.0), (0.02, 0.0)),
+}
+"""Learning rates (AdamW's, Muon's) that each side is tuned over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """The prepared data set, as a worker process gets it."""
+
+    manifest: DatasetManifest
+    paths: dict[str, Path]
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One training run of one side."""
+
+    side: str
+    lr: float
+    muon_lr: float
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """``bytes_node`` is what one node moved, both ways; 0 for data-parallel sides."""
+
+    trial: Trial
+    loss: float
+    seconds: float
+    bytes_node: float
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The benchmark's own options."""
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=2, help="processes, one thread each")
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Tune each side, run its best rates on every seed, and compare."""
+    spec = _spec(args)
+    grids = {side: grid[: 1 if args.quick else len(grid)] for side, grid in GRIDS.items()}
+    seeds = range(1 if args.quick else args.seeds)
+    with tempfile.TemporaryDirectory(prefix="distribai-bench-") as folder:
+        data = _prepare(spec, args.text, Path(folder))
+        with ProcessPoolExecutor(
+            args.workers, multiprocessing.get_context("spawn"), initializer=_one_thread
+        ) as pool:
+
+            def all_of(trials: list[Trial]) -> list[Result]:
+                waiting = [pool.submit(train, spec, t, data, folder) for t in trials]
+                return [_told(f.result()) for f in as_completed(waiting)]
+
+            tuning = all_of([Trial(s, *lr, 0) for s, grid in grids.items() for lr in grid])
+            best = {s: min((r for r in tuning if r.trial.side == s), key=_loss) for s in grids}
+            final = list(best.values())
+            final += all_of([replace(r.trial, seed=s) for r in best.values() for s in seeds[1:]])
+    return _summary(spec, args, grids, tuning, final)
+
+
+def train(spec: JobSpec, trial: Trial, data: Data, folder: str) -> Result:
+    """One trial, in a worker process."""
+    start = time.perf_counter()
+    moved = 0.0
+    if trial.side == "diloco":
+        spec = replace(
+            spec,
+            seed=trial.seed,
+            optimizer=replace(spec.optimizer, lr=trial.lr, muon_lr=trial.muon_lr),
+        )
+        weights, moved = _diloco(spec, data, folder)
+    else:
+        name = "adamw" if trial.side == "adamw_ddp" else spec.optimizer.name
+        optimizer = replace(spec.optimizer, name=name, lr=trial.lr, muon_lr=trial.muon_lr)
+        batch = spec.batch * NODES
+        weights = _data_parallel(
+            replace(spec, seed=trial.seed, optimizer=optimizer, batch=batch), data
+        )
+    loss = _held_out_loss(spec, weights, data)
+    return Result(trial, loss, time.perf_counter() - start, moved)
+
+
+def _diloco(spec: JobSpec, data: Data, folder: str) -> tuple[Weights, float]:
+    """The last version of a job over ``NODES`` nodes, and the bytes that one of them moved."""
+    split = paradigm(spec.paradigm)
+    members = [Member(f"node_{k}", 0) for k in range(NODES)]
+    nodes = [_Node(spec, data) for _ in members]
+    manifest = nodes[0].live.manifest
+    theta = make_version0(manifest, spec.seed)
+    held = {n: a.copy() for n, a in theta.items()}
+    momentum = {t.name: np.zeros(t.shape, np.float32) for t in trainable(manifest).tensors}
+    update = {t.name: np.zeros_like(theta[t.name]) for t in manifest.travelling}
+    pool, moved = SamplePool(), 0.0
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        for number in range(spec.round_count):
+            slots, pool, _ = split.slots(spec, number, members, pool)
+            deltas, tokens = [], []
+            for slot, node in zip(slots, nodes, strict=True):
+                path = Path(place) / f"{slot.rank}.delta"
+                header = DeltaHeader(
+                    "bench",
+                    f"task_{slot.rank}",
+                    1,
+                    number,
+                    manifest.hash,
+                    spec.rounds.codec_up,
+                    slot.steps * spec.batch * spec.seq_len,
+                    slot.steps,
+                )
+                local = node.train(held, slot.inner_step_offset, slot.steps, slot.samples)
+                moved += write_delta(path, manifest, held, local, header).size / NODES
+                deltas.append(open_delta(path, manifest, header))
+                tokens.append(header.tokens)
+            eta, mu = outer_coefficients(spec.outer, number, False)
+            before = momentum if number else None
+            merge_round(manifest, theta, before, deltas, tokens, eta, mu, theta, momentum, update)
+            path = Path(place) / "update"
+            claim = UpdateHeader("bench", number + 1, manifest.hash, spec.rounds.codec_down)
+            moved += write_update(path, manifest, update, claim).size
+            held = apply_update(manifest, held, path, expect=claim)
+    if weights_hash(manifest, held) != weights_hash(manifest, theta):
+        raise RuntimeError("the nodes' canonical copy differs from the orchestrator's")
+    return theta, moved
+
+
+def _data_parallel(spec: JobSpec, data: Data) -> Weights:
+    """One model over the same samples, ``spec.batch`` sequences a step, without rounds."""
+    node = _Node(spec, data)
+    theta = make_version0(node.live.manifest, spec.seed)
+    samples, _ = SamplePool().take(spec.steps * spec.batch)
+    return {**theta, **node.train(theta, 0, spec.steps, samples)}
+
+
+class _Node:
+    """A model, its optimizer and the data of one node."""
+
+    def __init__(self, spec: JobSpec, data: Data) -> None:
+        # Imported here: the parent process needs no torch.
+        from distribai.training import models
+        from distribai.training.loop import InnerLoop
+        from distribai.training.optimizers import InnerOptimizer, muon_names
+
+        self._spec = spec
+        self.live = models.build(spec.model.family, spec.model.config)
+        names = muon_names(spec.model.family, spec.model.config)
+        self._optimizer = InnerOptimizer(spec.optimizer, self.live.module, names)
+        self._loop = InnerLoop(self.live.module, self._optimizer, "cpu", "fp32", time.perf_counter)
+        self._reader = SampleReader(data.manifest, data.paths, spec.seed)
+
+    def train(self, base: Weights, offset: int, steps: int, samples: Any) -> Weights:
+        """The weights after ``steps`` steps from ``base``."""
+        from distribai.training.loop import Plan
+
+        self.live.load(base)
+        if self._spec.rounds.moments == "fresh":
+            self._optimizer.reset()
+        spec = self._spec
+        plan = Plan(spec.schedule, spec.steps, offset, steps, spec.batch, spec.optimizer.clip)
+        self._loop.run(plan, self._reader.batches(samples, spec.batch))
+        return self.live.store(base)
+
+
+def _held_out_loss(spec: JobSpec, weights: Weights, data: Data) -> float:
+    from distribai.training import models
+    from distribai.training.loop import held_out_loss
+
+    live = models.build(spec.model.family, spec.model.config)
+    live.load(weights)
+    reader = SampleReader(data.manifest, data.paths, spec.seed)
+    rows = min(HELD_OUT, data.manifest.held_out_sequences)
+
+    def batches() -> Iterator[np.ndarray]:
+        for start in range(0, rows, EVALUATION_BATCH):
+            yield reader.held_out_batch(start, min(EVALUATION_BATCH, rows - start))
+
+    return held_out_loss(live.module, batches(), "cpu", "fp32")[0]
+
+
+def _spec(args: argparse.Namespace) -> JobSpec:
+    """The product's defaults, over as many rounds as asked for."""
+    config = to_plain(family("decoder_transformer").PROFILES["tiny"])
+    model = ModelSpec("decoder_transformer", config, "tiny")
+    spec = JobSpec(NAME, model, DataSpec(), steps=1)
+    if args.quick:
+        spec = replace(spec, rounds=replace(spec.rounds, inner_steps=5))
+    return replace(spec, steps=(2 if args.quick else args.rounds) * spec.rounds.inner_steps)
+
+
+def _prepare(spec: JobSpec, text: str | None, folder: Path) -> Data:
+    documents = formats.read_files([Path(text)], "text") if text else builtin.documents("stdlib")
+    place = folder / "data"
+    place.mkdir()
+    manifest, paths = prepare(
+        documents, ByteTokenizer(), spec.seq_len, spec.data.held_out, spec.seed, place
+    )
+    return Data(manifest, {s.blob.sha256: p for s, p in zip(manifest.shards, paths, strict=True)})
+
+
+def _summary(
+    spec: JobSpec,
+    args: argparse.Namespace,
+    grids: dict[str, tuple[tuple[float, float], ...]],
+    tuning: list[Result],
+    final: list[Result],
+) -> dict[str, Any]:
+    losses = {
+        side: [r.loss for r in sorted(final, key=lambda r: r.trial.seed) if r.trial.side == side]
+        for side in grids
+    }
+    moved = fmean(r.bytes_node for r in final if r.trial.side == "diloco")
+    manifest = family(spec.model.family).manifest(
+        family(spec.model.family).PROFILES[spec.model.profile]
+    )
+    ring = 16 * (NODES - 1) / NODES * manifest.parameters * spec.steps
+    by_seed = [a / b for a, b in zip(losses["diloco"], losses["ddp"], strict=True)]
+    bytes_ratio = ring / moved
+    return {
+        "loss_ratio_ddp": fmean(losses["diloco"]) / fmean(losses["ddp"]),
+        "loss_ratio_adamw_ddp": fmean(losses["diloco"]) / fmean(losses["adamw_ddp"]),
+        "loss_ratio_dense": None,
+        "loss_ratio_ddp_by_seed": by_seed,
+        "bytes_ratio_ddp": bytes_ratio,
+        "bytes_ratio_ddp_steady": bytes_ratio,
+        "seeds": len(by_seed),
+        "tuned": {side: [list(lr) for lr in grid] for side, grid in grids.items()},
+        "settings": {
+            "nodes": NODES,
+            "rounds": spec.round_count,
+            "spec": to_plain(spec),
+            "text": args.text or "stdlib",
+            "quick": args.quick,
+        },
+        "samples": {
+            "held_out_loss": losses,
+            "tuning": [
+                {
+                    "side": r.trial.side,
+                    "lr": r.trial.lr,
+                    "muon_lr": r.trial.muon_lr,
+                    "loss": r.loss,
+                    "seconds": round(r.seconds, 1),
+                }
+                for r in tuning
+            ],
+        },
+        "spread": stdev(by_seed) / fmean(by_seed) if len(by_seed) > 1 else 0.0,
+        "notes": [
+            "loss_ratio_dense is null: the default codecs are dense fp32 already",
+            "no weights are sent at the start (version 0 is made from the seed) and there is no "
+            "probation, so bytes_ratio_ddp_steady equals bytes_ratio_ddp",
+            "spread is over seeds; a repeated run is bit-identical",
+        ],
+    }
+
+
+def _loss(result: Result) -> float:
+    return result.loss
+
+
+def _told(result: Result) -> Result:
+    trial = result.trial
+    print(
+        f"{trial.side:10} lr {trial.lr:g} muon {trial.muon_lr:g} seed {trial.seed}: "
+        f"{result.loss:.4f} in {result.seconds:.0f} s",
+        file=sys.stderr,
+        flush=True,
+    )
+    return result
+
+
+def _one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)
