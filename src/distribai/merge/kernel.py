@@ -109,12 +109,11 @@ def check_arithmetic() -> None:
     Raises:
         InternalFault: ``internal.fault``.
     """
-    one = np.ones(16, np.float32)
-    tiny = one * np.float32(2.0**-140)
-    if (
-        not (tiny + tiny == np.float32(2.0**-139)).all()
-        or not ((one + np.float32(2.0**-24) == 1) & (one + np.float32(1.5 * 2.0**-24) > 1)).all()
-    ):
+    one, tiny = np.ones(16, np.float32), np.full(16, 2.0**-140, np.float32)
+    # Compared as bits: the comparison itself would take a subnormal number for zero.
+    kept = (tiny + tiny).view(np.uint32) == np.uint32(1 << 10)
+    down, up = one + np.float32(2.0**-24), one + np.float32(1.5 * 2.0**-24)
+    if not (kept & (down == 1) & (up > 1)).all():
         raise InternalFault(
             "internal.fault",
             "The processor flushes subnormal numbers to zero or does not round to nearest, "
@@ -165,15 +164,14 @@ def _span(
     elif spec.role == "int_buffer":
         values = inputs.rows[0].integers(spec)[start:stop].copy()
         for row in inputs.rows[1:]:
-            np.maximum(values, row.integers(spec)[start:stop], values)
+            np.maximum(values, row.integers(spec)[start:stop], out=values)
         sink.plain(spec, start, values)
     else:
         with np.errstate(all="ignore"):  # whoever publishes the result checks that it is finite
             _float_span(inputs, sink, scratch, spec, start, stop)
     inputs.release(spec, start, stop)
-    if spec.role != "frozen":
-        for row in inputs.rows:
-            row.release(spec, start, stop)
+    for row in inputs.rows:
+        row.release(spec, start, stop)
 
 
 def _float_span(

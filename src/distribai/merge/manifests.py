@@ -107,8 +107,8 @@ def replay_round(
     """Compute a round again from its files and compare, bit for bit; writes nothing.
 
     The recorded choices are used as they are, and derived anew from the submissions' tokens: the
-    order and the rows left out must agree exactly, scalars within 1e-6. If they or the base do not, nothing is
-    computed and the replay's hashes are empty. Whether the deltas' bytes are those of
+    order and the rows left out must agree exactly, scalars within 1e-6. If they or the base do not,
+    nothing is computed and the replay's hashes are empty. Whether the deltas' bytes are those of
     ``record.submissions`` (blobs are named by hash), and whether the outer coefficients are the
     job's, is the caller's to check.
 

@@ -54,7 +54,7 @@ class Packed:
 
     def release(self, spec: TensorSpec, start: int, stop: int) -> None:
         """Let the pages that hold elements ``start <= i < stop`` leave this process's memory."""
-        if self.file is None or not spec.size:
+        if self.file is None or spec.role == "frozen" or not spec.size:
             return
         for part in stored_parts(spec, self.codec):
             size = self.arrays[spec.name + part.suffix].size
