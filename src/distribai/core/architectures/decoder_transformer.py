@@ -152,8 +152,8 @@ def activation_bytes(config: Config, sequences: int, seq_len: int) -> int:
     output (3 query widths, 3 key widths), and the four hidden vectors of the SwiGLU; attention is
     fused and keeps no scores. With ``checkpointing`` each block keeps its input, and one block at a
     time is recomputed. Logits are there three times: as such, normalised, and as a gradient.
-    Measured against the tensors that torch saves (tiny, small, base; 8 x 64 tokens; CPU): 10 to 14 %
-    above.
+    Measured against the tensors that torch saves (tiny, small, base; 8 x 64 tokens, CPU): 10 to 14
+    percent above.
     """
     d = config.dim
     q, kv = config.heads * config.head_dim, config.key_heads * config.head_dim
