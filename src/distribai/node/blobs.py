@@ -16,6 +16,7 @@ again with full jitter; an attempt that moved bytes starts the count anew.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -54,7 +55,7 @@ class BlobClient:
     Args:
         base_url: of the HTTP interface, without a slash at the end.
         token: gives the present session token.
-        attempts: how often in a row something may fail without moving a byte.
+        attempts: how often in a row a download may fail without moving a byte.
         trust_env: whether proxies of the environment apply; never for a loopback address.
     """
 
@@ -98,7 +99,10 @@ class BlobClient:
         """
         for last in (False, True):
             await self._patiently(
-                lambda: self._download_once(blob, path, job_id), lambda: _size(path), "download"
+                lambda: self._download_once(blob, path, job_id),
+                lambda: _size(path),
+                "download",
+                attempts=self._attempts,
             )
             if await asyncio.to_thread(sha256_of, path) == blob.sha256:
                 return
@@ -161,15 +165,20 @@ class BlobClient:
     async def upload(self, path: Path, blob: BlobRef, job_id: str) -> None:
         """Bring a file to the grid; at once when the grid has it.
 
+        Finished work is not given up because the grid is away: this goes on trying until it is
+        cancelled.
+
         Raises:
             Integrity: the grid found another hash or size.
             NotAllowed: the grid does not take it from this node.
-            Unavailable: ``grid.unreachable``, it failed too often.
             OSError: the file cannot be read.
         """
         state = _Upload()
         await self._patiently(
-            lambda: self._upload_once(path, blob, job_id, state), lambda: state.offset, "upload"
+            lambda: self._upload_once(path, blob, job_id, state),
+            lambda: state.offset,
+            "upload",
+            attempts=math.inf,
         )
 
     async def _upload_once(self, path: Path, blob: BlobRef, job_id: str, state: _Upload) -> None:
@@ -227,7 +236,11 @@ class BlobClient:
         }
 
     async def _patiently(
-        self, once: Callable[[], Awaitable[None]], moved: Callable[[], int], what: str
+        self,
+        once: Callable[[], Awaitable[None]],
+        moved: Callable[[], int],
+        what: str,
+        attempts: float,
     ) -> None:
         waits = full_jitter(self._rng)
         failures = 0
@@ -237,7 +250,7 @@ class BlobClient:
                 return await once()
             except (_Passing, httpx.TransportError) as problem:
                 failures = 1 if moved() > before else failures + 1
-                if failures >= self._attempts:
+                if failures >= attempts:
                     raise Unavailable(
                         "grid.unreachable",
                         f"The {what} of a blob failed {failures} times, "

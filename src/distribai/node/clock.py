@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Coroutine, Iterator
+from typing import Any, Protocol, TypeVar
+
+T = TypeVar("T")
 
 
 class Clock(Protocol):
@@ -31,6 +33,27 @@ class SystemClock:
     async def sleep(self, seconds: float) -> None:
         """Return after ``seconds``."""
         await asyncio.sleep(seconds)
+
+
+async def within(clock: Clock, seconds: float, work: Coroutine[Any, Any, T]) -> T:
+    """The result of ``work``, which is cancelled when it takes longer than ``seconds``.
+
+    Returns only when ``work`` has ended, by being cancelled too.
+
+    Raises:
+        TimeoutError: it did.
+    """
+    task = asyncio.ensure_future(work)
+    limit = asyncio.ensure_future(clock.sleep(seconds))
+    try:
+        await asyncio.wait({task, limit}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise TimeoutError
+        return task.result()
+    finally:
+        task.cancel()
+        limit.cancel()
+        await asyncio.wait({task, limit})
 
 
 def full_jitter(rng: random.Random, base: float = 0.5, cap: float = 30.0) -> Iterator[float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from dataclasses import dataclass
 from typing import get_args
 
 import psutil
@@ -16,14 +17,22 @@ PREFERENCE: tuple[DeviceType, ...] = get_args(DeviceType)
 """What ``auto`` takes first: cuda, mps, cpu."""
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A device as the grid knows it, and torch's name for it (``cpu``, ``cuda``, ``cuda:1``)."""
+
+    device: Device
+    torch: str
+
+
 def choose(wanted: str, ready: Ready) -> DeviceType:
-    """The device type to train on.
+    """The device type to train on. ``wanted`` is ``auto``, a type, or ``cuda:1`` and such.
 
     Raises:
         UsageError: ``config.invalid``, the machine has no such device.
     """
     for kind in PREFERENCE:
-        if kind in ready.devices and wanted in ("auto", kind):
+        if kind in ready.devices and (wanted == "auto" or wanted.split(":")[0] == kind):
             return kind
     raise UsageError(
         "config.invalid",
@@ -42,8 +51,8 @@ def threads(wanted: int) -> int:
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
-def describe(wanted: str, ready: Ready, thread_count: int) -> tuple[Device, ...]:
-    """The node's devices, numbered from 0; one for now.
+def offer(wanted: str, ready: Ready, thread_count: int) -> tuple[Place, ...]:
+    """What the node offers, numbered from 0; one device for now.
 
     Memory of the CPU, and of MPS which shares it, is the machine's; an accelerator's is what the
     child could tell.
@@ -56,4 +65,5 @@ def describe(wanted: str, ready: Ready, thread_count: int) -> tuple[Device, ...]
     if kind != "cuda" and not memory:
         memory = psutil.virtual_memory().total // 2**20
     name = ready.names.get(kind, "") or platform.processor() or platform.machine()
-    return (Device(0, kind, name, memory, thread_count),)
+    device = Device(0, kind, name, memory, thread_count)
+    return (Place(device, kind if wanted == "auto" else wanted),)

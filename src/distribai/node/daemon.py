@@ -1,0 +1,261 @@
+"""The node daemon: ties link, worker, cache and governor together.
+
+It runs under whatever event loop is there (``await Daemon(settings).run()`` in a notebook, or
+:mod:`distribai.node.main`) and installs no signal handlers. A state directory belongs to one daemon
+at a time; a fresh temporary one makes an ephemeral node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import structlog
+
+import distribai
+from distribai.config import NodeSettings
+from distribai.core.states import Intent
+from distribai.errors import UsageError
+from distribai.node import identity
+from distribai.node.blobs import BlobClient, Fetcher
+from distribai.node.cache import BlobCache
+from distribai.node.clock import Clock, SystemClock, within
+from distribai.node.devices import threads
+from distribai.node.executors import Services
+from distribai.node.governor import Governor
+from distribai.node.link import Hello, Link
+from distribai.node.platform import DirectoryLock
+from distribai.node.transport import GrpcTransport, Transport
+from distribai.node.worker import Worker
+from distribai.wire import convert, joinlink
+from distribai.wire.joinlink import JoinLink
+from distribai.wire.v1 import distribai_pb2 as pb
+
+log = structlog.get_logger("distribai.node")
+
+JOIN_FILE = "join"
+"""Where a node that was taken keeps its join link, without the invite that it needs no more."""
+
+BLOBS_TOLD = 1000
+"""Cached blobs that registering mentions, most recent first."""
+
+FAREWELL_S = 60.0
+"""How long a leaving node waits for its last results to be acknowledged."""
+
+HURRY_S = 120.0
+"""How long a node that was told to end at once may take for its step and upload."""
+
+
+class Daemon:
+    """One node.
+
+    Args:
+        settings: where it keeps its state, which grid it joins, what it gives. An empty ``join``
+            means the grid that the state directory belongs to.
+        clock, rng: time and chance.
+        transport: how the orchestrator is reached; gRPC to the join link's address by default.
+        command: how the training child is started; this program's own by default.
+
+    Raises:
+        UsageError: ``node.link`` or ``config.invalid``.
+    """
+
+    def __init__(
+        self,
+        settings: NodeSettings,
+        *,
+        clock: Clock | None = None,
+        rng: random.Random | None = None,
+        transport: Transport | None = None,
+        command: tuple[str, ...] = (),
+    ) -> None:
+        self._settings = settings
+        self._join = join_link(settings)
+        self._clock = clock or SystemClock()
+        self._rng = rng or random.Random()
+        self._transport = transport or GrpcTransport(self._join.grpc)
+        self._command = command
+        self._leaving = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._started = self._clock.monotonic()
+        self.governor = Governor(settings.share)
+
+    async def run(self) -> None:
+        """Work for the grid until told to finish; return when the node has left in order.
+
+        Raises:
+            DistribAIError: why it cannot go on: ``node.torch``, ``node.fenced``, ``node.invite``,
+                ``protocol.version``, ``node.locked`` and others.
+            OSError: the state directory cannot be used.
+        """
+        state = self._settings.state_dir
+        with DirectoryLock(state):
+            self._build(state)
+            try:
+                await self._worker.start(self._settings.device, threads(self._settings.threads))
+                await self._until_left()
+            finally:
+                await self._worker.close()
+                await self._blobs.close()
+
+    def finish(self, *, partial: bool = False) -> None:
+        """Take no more tasks and leave when the present ones are reported; ``partial`` ends them
+        after the present step, with what was done."""
+        self.governor.finish(partial=partial)
+
+    def _build(self, state: Path) -> None:
+        key = identity.load_or_create(state)
+        work_dir = state / "work"
+        shutil.rmtree(work_dir, ignore_errors=True)  # of a daemon that was killed
+        self._cache = BlobCache(state / "cache", self._settings.cache_bytes)
+        self._link = Link(self._join, self._transport, key, self, self._clock, self._rng)
+        self._blobs = BlobClient(
+            self._join.http_url,
+            lambda: self._link.session_token,
+            self._clock,
+            self._rng,
+            trust_env=not self._join.loopback,
+        )
+
+        def services(worker: Worker) -> Services:
+            return Services(
+                cache=self._cache,
+                blobs=self._blobs,
+                fetcher=Fetcher(self._cache, self._blobs),
+                clock=self._clock,
+                listener=worker,
+                work_dir=work_dir,
+                log_dir=state / "log",
+                gate=lambda: self.governor.gate,
+                command=self._command,
+            )
+
+        self._worker = Worker(
+            services, self.governor, key, self._link.send, self._settings.progress_s
+        )
+        self.governor.listen(self._on_governor)
+        self._on_governor()
+
+    def _on_governor(self) -> None:
+        self._worker.regulate()
+        self._link.beat()
+        if self.governor.intent is Intent.DRAIN:
+            self._leaving.set()
+        if self.governor.gate.finish:
+            self._hurry.set()
+
+    async def _until_left(self) -> None:
+        ways_out = [
+            asyncio.ensure_future(way)
+            for way in (
+                self._link.run(),
+                self._worker.broken(),
+                self._leave(),
+                self._run_out_of_time(),
+            )
+        ]
+        try:
+            await asyncio.wait(ways_out, return_when=asyncio.FIRST_COMPLETED)
+            for way in ways_out:
+                if way.done():
+                    way.result()
+        finally:
+            for way in ways_out:
+                way.cancel()
+            await asyncio.wait(ways_out)
+
+    async def _leave(self) -> None:
+        await self._leaving.wait()
+        await self._worker.hands.idle()
+        try:
+            await within(self._clock, FAREWELL_S, self._worker.hands.settled())
+        except TimeoutError:
+            log.warning("leaving, though nobody has acknowledged the last results")
+
+    async def _run_out_of_time(self) -> None:
+        await self._hurry.wait()
+        await self._clock.sleep(HURRY_S)
+        log.warning("leaving, though a task could not be ended and reported in time")
+
+    # -------------------------------------------------------------- the link's handler
+
+    def hello(self) -> Hello:
+        """What the node registers with."""
+        return Hello(
+            name=self._settings.name or socket.gethostname(),
+            software=f"distribai/{distribai.__version__}",
+            devices=[place.device for place in self._worker.places],
+            tasks=self._worker.hands.told(),
+            blobs=self._cache.newest(BLOBS_TOLD),
+            intent=self.governor.intent,
+        )
+
+    def heartbeat(self) -> pb.Heartbeat:
+        """What the node says every few seconds."""
+        return pb.Heartbeat(
+            uptime_s=int(self._clock.monotonic() - self._started),
+            tasks=convert.in_hand_to_wire(self._worker.hands.told()),
+            bytes_up=self._link.bytes_up + self._blobs.bytes_up,
+            bytes_down=self._link.bytes_down + self._blobs.bytes_down,
+            intent=self.governor.intent.value,
+            held_versions=self._worker.held_versions(),
+        )
+
+    def registered(self, ack: pb.RegisterAck) -> None:
+        """The grid has taken the node."""
+        remember(self._settings, self._join)
+        self._worker.registered(ack, self._link.unacked())
+
+    def received(self, message: pb.OrchestratorMessage) -> None:
+        """A numbered message."""
+        body = message.WhichOneof("body")
+        if body == "task_assign":
+            self._worker.assign(message.task_assign)
+        elif body == "task_result_ack":
+            self._worker.acknowledged(message.task_result_ack)
+        elif body == "round_complete":
+            self._worker.round_complete(message.round_complete)
+        elif body == "control":
+            self._control(message.control)
+
+    def _control(self, control: pb.ControlMessage) -> None:
+        log.info("told by the grid", action=control.action, why=control.reason)
+        if control.action == "cancel":
+            self._worker.cancel(control.task_id, control.reason)
+        elif control.action in ("pause", "resume", "drain"):
+            self.governor.obey(control.action)
+        else:
+            log.warning("unknown order; ignored", action=control.action)
+
+
+def join_link(settings: NodeSettings) -> JoinLink:
+    """The join link of the settings, or the one that the state directory remembers.
+
+    Raises:
+        UsageError: ``node.link``, there is none, or it is not well formed.
+    """
+    kept = settings.state_dir / JOIN_FILE
+    if settings.join:
+        return joinlink.parse(settings.join)
+    if kept.is_file():
+        return joinlink.parse(kept.read_text())
+    raise UsageError(
+        "node.link",
+        "This node has not joined a grid yet.",
+        "Give it the link that `distribai orchestrator start` printed: --join LINK",
+        field="join",
+    )
+
+
+def remember(settings: NodeSettings, join: JoinLink) -> None:
+    """Keep the link for the next start."""
+    kept = settings.state_dir / JOIN_FILE
+    text = f"{replace(join, invite='')}\n"
+    if not kept.is_file() or kept.read_text() != text:
+        partial = kept.with_suffix(".new")
+        partial.write_text(text)
+        partial.replace(kept)

@@ -1,0 +1,104 @@
+"""What runs tasks. One file per executor, found by name; a test lists them.
+
+A module of this package that has ``NAME`` and ``make(services) -> Executor`` is an executor; a task
+names it in ``TaskAssign.executor``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from distribai.core.child import Gate, LogLine, Ready
+from distribai.core.tasks import Assignment, Outcome, Progress
+from distribai.node.blobs import BlobClient, Fetcher
+from distribai.node.cache import BlobCache
+from distribai.node.clock import Clock
+from distribai.node.devices import Place
+
+
+class Listener(Protocol):
+    """Where a running task's news go."""
+
+    def progress(self, progress: Progress) -> None:
+        """How far the task is; as often as the executor likes."""
+        ...
+
+    def log(self, task_id: str, line: LogLine) -> None:
+        """Something for the job's owner."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What the daemon lends to its executors.
+
+    ``work_dir`` is theirs to write to; ``log_dir`` holds their children's standard error.
+    ``gate`` gives what the governor wants now.
+    """
+
+    cache: BlobCache
+    blobs: BlobClient
+    fetcher: Fetcher
+    clock: Clock
+    listener: Listener
+    work_dir: Path
+    log_dir: Path
+    gate: Callable[[], Gate]
+    command: Sequence[str] = ()
+
+
+class Executor(Protocol):
+    """Runs tasks, one at a time."""
+
+    async def start(self) -> Ready:
+        """Be ready for tasks, and say what there is to run them on.
+
+        Raises:
+            DistribAIError: this machine cannot run tasks of this executor.
+        """
+        ...
+
+    async def run(self, assignment: Assignment, place: Place) -> Outcome:
+        """Run a task to its end. Whatever goes wrong with it is in the outcome, whose delta is
+        uploaded already. Cancelling this coroutine ends the work at once."""
+        ...
+
+    async def cancel(self, assignment: Assignment, reason: str) -> bool:
+        """Have the task end early. True: its :meth:`run` will return soon. False: it is not at
+        work now (it waits, or uploads); cancelling :meth:`run` costs nothing."""
+        ...
+
+    async def gate(self, gate: Gate) -> None:
+        """Pass on what the governor wants from now on."""
+        ...
+
+    def held_versions(self) -> Mapping[str, int]:
+        """Canonical versions that are in memory, by job."""
+        ...
+
+    def forget(self, job_id: str) -> None:
+        """The job has ended; what was kept for it may go."""
+        ...
+
+    async def close(self) -> None:
+        """End everything that was started."""
+        ...
+
+
+def failed(assignment: Assignment, code: str, reason: str) -> Outcome:
+    """A failed attempt."""
+    return Outcome(assignment.task_id, assignment.attempt, "failed", error_code=code, reason=reason)
+
+
+def find() -> dict[str, Callable[[Services], Executor]]:
+    """Every executor of this package by its name."""
+    found: dict[str, Callable[[Services], Executor]] = {}
+    for module in pkgutil.iter_modules(__path__):
+        loaded = importlib.import_module(f"{__name__}.{module.name}")
+        found[loaded.NAME] = loaded.make
+    return found

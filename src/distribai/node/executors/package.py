@@ -1,0 +1,235 @@
+"""Declarative tasks: our own training code in a child process that stays warm.
+
+The child keeps the model and the canonical copy of its jobs between tasks. A child that dies, is
+killed, falls silent after a cancel or sends nonsense costs the attempt it was at, with its reason;
+the next task gets a new child.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from distribai import spawn
+from distribai.core.child import Cancel, Done, Gate, Have, LogLine, Need, ProgressLine, Ready, Run
+from distribai.core.tasks import Assignment, Outcome
+from distribai.errors import DistribAIError
+from distribai.node.cache import Pins
+from distribai.node.child import ChildEnded, ChildProcess, start
+from distribai.node.devices import Place
+from distribai.node.executors import Executor, Services, failed
+
+NAME = "package"
+
+READY_S = 300.0
+"""Importing torch from a cold network disk has been seen to take minutes."""
+
+CANCEL_S = 60.0
+"""A child that is told to drop its task answers after the step it is at; longer is a hang."""
+
+
+def make(services: Services) -> Executor:
+    """The executor; its child starts with :meth:`PackageExecutor.start` or the first task."""
+    return PackageExecutor(services)
+
+
+class PackageExecutor:
+    """One training child and the task that it is at."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._command = services.command or spawn.command("training-child")
+        self._lock = asyncio.Lock()
+        self._child: ChildProcess | None = None
+        self._at_work: Assignment | None = None
+        self._patience: asyncio.Task[None] | None = None
+        self._held: dict[str, int] = {}
+
+    async def start(self) -> Ready:
+        """Start the child.
+
+        Raises:
+            UsageError: ``node.torch``, torch is not installed.
+            Unavailable: ``node.child`` or ``node.memory``, it ended.
+        """
+        try:
+            return (await self._ensure()).ready
+        except ChildEnded as ended:
+            raise ended.as_error() from ended
+
+    async def run(self, assignment: Assignment, place: Place) -> Outcome:
+        """Run a task to its end; see :class:`distribai.node.executors.Executor`."""
+        async with self._lock:
+            self._services.work_dir.mkdir(parents=True, exist_ok=True)
+            out_dir = Path(tempfile.mkdtemp(dir=self._services.work_dir))
+            try:
+                with self._services.cache.pinned() as pins:
+                    done = await self._train(assignment, place, out_dir, pins)
+                return await self._deliver(assignment, done)
+            except ChildEnded as ended:
+                self._lose_child()
+                return failed(assignment, ended.code, ended.reason)
+            except DistribAIError as problem:
+                return failed(assignment, problem.code, problem.message)
+            except OSError as problem:
+                return failed(assignment, "io.file", f"This machine's disk: {problem}.")
+            finally:
+                shutil.rmtree(out_dir, ignore_errors=True)
+
+    async def cancel(self, assignment: Assignment, reason: str) -> bool:
+        """Tell the child to drop the task, and see to it that it does."""
+        child = self._child
+        if self._at_work is not assignment or child is None:
+            return False
+        await child.send(Cancel(assignment.task_id, reason))
+        if self._patience is None:
+            self._patience = asyncio.create_task(self._lose_patience(child))
+        return True
+
+    async def gate(self, gate: Gate) -> None:
+        """Pass on what the governor wants."""
+        if self._child is not None:
+            await self._child.send(gate)
+
+    def held_versions(self) -> Mapping[str, int]:
+        """Canonical versions in the child, by job."""
+        return dict(self._held)
+
+    def forget(self, job_id: str) -> None:
+        """The job has ended."""
+        self._held.pop(job_id, None)
+
+    async def close(self) -> None:
+        """End the child."""
+        child = self._child
+        self._lose_child()
+        if child is not None:
+            await child.close()
+
+    # -------------------------------------------------------------- the child
+
+    async def _ensure(self) -> ChildProcess:
+        if self._child is None or not self._child.alive:
+            self._lose_child()
+            self._child = await start(
+                self._command,
+                self._services.log_dir / "training.log",
+                self._services.gate(),
+                self._services.clock,
+                READY_S,
+            )
+        return self._child
+
+    def _lose_child(self) -> None:
+        self._child = None
+        self._held.clear()
+
+    async def _lose_patience(self, child: ChildProcess) -> None:
+        await self._services.clock.sleep(CANCEL_S)
+        await child.kill("did not drop its task when it was told to")
+
+    # -------------------------------------------------------------- one task
+
+    async def _train(self, assignment: Assignment, place: Place, out_dir: Path, pins: Pins) -> Done:
+        child = await self._ensure()
+        self._at_work = assignment
+        try:
+            await child.send(Run(assignment, str(out_dir), place.torch, place.device.threads))
+            await child.send(self._services.gate())  # a run lifts an earlier task's finish
+            done = await self._listen(child, assignment, pins)
+        except asyncio.CancelledError:
+            await child.kill("was at a task that is not wanted any more")
+            self._lose_child()
+            raise
+        finally:
+            self._at_work = None
+            if self._patience is not None:
+                self._patience.cancel()
+                self._patience = None
+        if done.outcome.status == "done":
+            self._held[assignment.job_id] = assignment.base.version
+        else:
+            self._held.pop(assignment.job_id, None)
+        return done
+
+    async def _listen(self, child: ChildProcess, assignment: Assignment, pins: Pins) -> Done:
+        provider = _Provider(self._services, child, assignment, pins)
+        name = (assignment.task_id, assignment.attempt)
+        try:
+            while True:
+                message = await child.receive()
+                if isinstance(message, Need) and not provider.busy:
+                    provider.start(message)
+                elif isinstance(message, ProgressLine):
+                    self._services.listener.progress(message.progress)
+                elif isinstance(message, LogLine):
+                    self._services.listener.log(assignment.task_id, message)
+                elif isinstance(message, Done) and name == (
+                    message.outcome.task_id,
+                    message.outcome.attempt,
+                ):
+                    return provider.judge(message)
+                else:
+                    raise await child.nonsense(f"a {message.type} message that was not due")
+        finally:
+            await provider.stop()
+
+    async def _deliver(self, assignment: Assignment, done: Done) -> Outcome:
+        delta = done.outcome.delta
+        if delta is not None:
+            await self._services.blobs.upload(Path(done.delta_path), delta, assignment.job_id)
+        return done.outcome
+
+
+class _Provider:
+    """Brings the blobs that a child needs, while the executor goes on listening to it."""
+
+    def __init__(
+        self, services: Services, child: ChildProcess, assignment: Assignment, pins: Pins
+    ) -> None:
+        self._services = services
+        self._child = child
+        self._assignment = assignment
+        self._pins = pins
+        self._task: asyncio.Task[None] | None = None
+        self._problem: tuple[str, str] | None = None
+
+    @property
+    def busy(self) -> bool:
+        return self._task is not None and not self._task.done()
+
+    def start(self, need: Need) -> None:
+        self._task = asyncio.create_task(self._provide(need))
+
+    def judge(self, done: Done) -> Done:
+        """The task's end, with the true reason when it ended for want of a blob."""
+        if self._problem is None:
+            return done
+        return Done(failed(self._assignment, *self._problem))
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+            if not self._task.cancelled():
+                self._task.result()
+
+    async def _provide(self, need: Need) -> None:
+        paths: dict[str, str] = {}
+        try:
+            for blob in need.blobs:
+                path = await self._services.fetcher.fetch(blob, self._assignment.job_id, self._pins)
+                paths[blob.sha256] = str(path)
+        except DistribAIError as problem:
+            await self._give_up(problem.code, problem.message)
+        except OSError as problem:
+            await self._give_up("io.file", f"This machine's disk: {problem}.")
+        else:
+            await self._child.send(Have(paths))
+
+    async def _give_up(self, code: str, reason: str) -> None:
+        self._problem = (code, reason)
+        await self._child.send(Cancel(self._assignment.task_id, reason))

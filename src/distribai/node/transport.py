@@ -1,0 +1,106 @@
+"""How the link reaches the orchestrator: a seam of four methods, so that tests can cut it.
+
+A :class:`Transport` is asked for a new :class:`Connection` each time; a connection ends once and is
+never used again. ``read`` returns None when the other side has ended it in order. Everything that
+breaks it raises :class:`ConnectionLost`, from whichever call notices first.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import grpc
+import grpc.aio
+
+from distribai.errors import ProtocolMismatch
+from distribai.wire.joinlink import is_loopback
+from distribai.wire.options import CLIENT_OPTIONS
+from distribai.wire.v1 import distribai_pb2 as pb
+from distribai.wire.v1.distribai_pb2_grpc import NodeServiceStub
+
+
+class ConnectionLost(Exception):  # internal to the link: it reconnects
+    """The connection broke; its text says how, for the log."""
+
+
+class Connection(Protocol):
+    """One stream, as the node sees it."""
+
+    async def read(self) -> pb.OrchestratorMessage | None:
+        """The next message; None at an orderly end."""
+        ...
+
+    async def write(self, message: pb.NodeMessage) -> None:
+        """Send a message; returns when it is on its way, not when it has arrived."""
+        ...
+
+    async def close(self) -> None:
+        """End the stream and free it; again is allowed, and it never fails."""
+        ...
+
+
+class Transport(Protocol):
+    """Makes connections."""
+
+    async def connect(self) -> Connection:
+        """A new stream. A refused connection may show only at its first read."""
+        ...
+
+
+class GrpcTransport:
+    """Streams over gRPC to ``host:port``, each over a connection of its own.
+
+    A fresh channel per stream costs a handshake per reconnect and spares gRPC's own reconnect
+    backoff, which would add to the link's.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        proxy = () if not is_loopback(address) else (("grpc.enable_http_proxy", 0),)
+        self._options = (*CLIENT_OPTIONS, *proxy, ("grpc.use_local_subchannel_pool", 1))
+
+    async def connect(self) -> Connection:
+        """A new stream; it is opened in the background."""
+        channel = grpc.aio.insecure_channel(self._address, options=self._options)
+        stub = NodeServiceStub(channel)  # type: ignore[no-untyped-call]  # generated code
+        return _GrpcConnection(channel, stub.Session())
+
+
+class _GrpcConnection:
+    def __init__(self, channel: grpc.aio.Channel, call: Any) -> None:
+        self._channel = channel
+        self._call = call
+
+    async def read(self) -> pb.OrchestratorMessage | None:
+        try:
+            message = await self._call.read()
+        except grpc.aio.AioRpcError as problem:
+            raise _lost(problem) from problem
+        if message is grpc.aio.EOF:
+            return None
+        found: pb.OrchestratorMessage = message
+        return found
+
+    async def write(self, message: pb.NodeMessage) -> None:
+        try:
+            await self._call.write(message)
+        except grpc.aio.AioRpcError as problem:
+            raise _lost(problem) from problem
+        except (grpc.aio.UsageError, grpc.aio.InternalError) as problem:
+            # The stream ended between two writes; the reader knows why.
+            raise ConnectionLost("the stream has ended") from problem
+
+    async def close(self) -> None:
+        self._call.cancel()
+        await self._channel.close()
+
+
+def _lost(problem: grpc.aio.AioRpcError) -> Exception:
+    if problem.code() is grpc.StatusCode.UNIMPLEMENTED:
+        return ProtocolMismatch(
+            "protocol.version",
+            "What answers at the join link's address is not a DistribAI orchestrator of this "
+            "version.",
+            "Check the address, or upgrade DistribAI: pip install -U distribai",
+        )
+    return ConnectionLost(f"{problem.code().name}: {problem.details()}")

@@ -1,0 +1,283 @@
+"""What the node does about its tasks: take or decline them, run, report, drop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import structlog
+
+from distribai.core.child import LogLine
+from distribai.core.spec import BlobRef
+from distribai.core.states import Intent
+from distribai.core.tasks import Assignment, Outcome, Progress
+from distribai.errors import DistribAIError, ProtocolMismatch
+from distribai.node import executors
+from distribai.node.clock import within
+from distribai.node.devices import Place, offer
+from distribai.node.executors import Executor, Services, failed
+from distribai.node.governor import Governor
+from distribai.node.hands import Hand, Hands
+from distribai.node.identity import Identity
+from distribai.node.link import Body
+from distribai.wire import convert, signing
+from distribai.wire.options import MAX_MESSAGE_BYTES
+from distribai.wire.v1 import distribai_pb2 as pb
+
+log = structlog.get_logger("distribai.node")
+
+ISOLATION = "L0"
+"""The isolation level of declarative tasks, the only one that this node offers."""
+
+LOG_CHARS = 16_384
+"""Characters of a log message or field that travel; a traceback fits."""
+
+
+class Worker:
+    """The tasks of one daemon.
+
+    Args:
+        services: what executors get.
+        send: queues a message to the orchestrator.
+        progress_s: seconds between two progress reports of a task, at least.
+    """
+
+    def __init__(
+        self,
+        services: Callable[[Worker], Services],
+        governor: Governor,
+        identity: Identity,
+        send: Callable[[Body], None],
+        progress_s: float,
+    ) -> None:
+        self._services = services(self)
+        self._governor = governor
+        self._identity = identity
+        self._send = send
+        self._progress_s = progress_s
+        self._reported: dict[str, float] = {}
+        self._executors: dict[str, Executor] = {}
+        self._background: set[asyncio.Task[None]] = set()
+        self._defect: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.places: tuple[Place, ...] = ()
+        self.hands = Hands()
+
+    async def start(self, device: str, threads: int) -> None:
+        """Start all executors and see what there is to run on.
+
+        Raises:
+            DistribAIError: this machine cannot run tasks.
+        """
+        for name, make in executors.find().items():
+            self._executors[name] = make(self._services)
+            ready = await self._executors[name].start()
+            self.places = offer(device, ready, threads)
+            log.info("ready", executor=name, torch=ready.torch, device=self.places[0].torch)
+
+    async def broken(self) -> None:
+        """Never return; raise what went wrong where no error of a task was expected, so that a
+        defect ends the daemon instead of leaving it deaf."""
+        await asyncio.shield(self._defect)
+
+    async def close(self) -> None:
+        """Stop everything, finished or not."""
+        self._defect.cancel()
+        tasks = [*self._background, *(h.work for h in self.hands if h.work is not None)]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        for executor in self._executors.values():
+            await executor.close()
+
+    def held_versions(self) -> dict[str, int]:
+        """Canonical versions in memory, by job."""
+        return {j: v for e in self._executors.values() for j, v in e.held_versions().items()}
+
+    def regulate(self) -> None:
+        """Pass the governor's gate on to whatever runs."""
+        for executor in self._executors.values():
+            self._spawn(self._regulate(executor))
+
+    async def _regulate(self, executor: Executor) -> None:
+        await executor.gate(self._governor.gate)  # the newest, whatever was overtaken
+
+    # -------------------------------------------------------------- from the orchestrator
+
+    def registered(self, ack: pb.RegisterAck, waiting: Sequence[Body]) -> None:
+        """A session began: stop what is not ours any more, and report again what a new session
+        has never heard of. ``waiting`` are messages that the link sends again by itself."""
+        for told in ack.drop:
+            hand = self.hands.get(told.task_id, told.attempt)
+            if hand is not None:
+                self._drop(hand, "the grid has given the task to somebody else")
+        if ack.resumed:
+            return
+        for result in self.hands.owed():
+            if not any(body is result for body in waiting):
+                self._send(result)
+
+    def assign(self, message: pb.TaskAssign) -> None:
+        """Take a task or decline it."""
+        try:
+            assignment, device = convert.assignment_from_wire(message)
+        except ProtocolMismatch as problem:
+            log.warning("malformed task", reason=problem.message)
+            self._answer(message, problem.message)
+            return
+        if self.hands.get(assignment.task_id, assignment.attempt) is not None:
+            self._answer(message)
+            return
+        for older in self.hands.of_task(assignment.task_id):
+            self._drop(older, "the task has a newer attempt")
+        why_not = self._why_not(assignment, device)
+        self._answer(message, why_not)
+        if not why_not:
+            hand = Hand(assignment, device)
+            self.hands.add(hand)
+            hand.work = self._watched(self._work(hand))
+
+    def cancel(self, task_id: str, reason: str) -> None:
+        """Drop a task; nobody waits for its result."""
+        for hand in self.hands.of_task(task_id):
+            self._drop(hand, reason or "the grid has cancelled it")
+
+    def acknowledged(self, ack: pb.TaskResultAck) -> None:
+        """The orchestrator has dealt with a result."""
+        hand = self.hands.get(ack.task_id, ack.attempt)
+        if hand is None or hand.result is None:
+            return
+        self.hands.remove(hand)
+        if not ack.counted:
+            log.warning("a result did not count", task=ack.task_id, why=ack.reason, code=ack.code)
+
+    def round_complete(self, message: pb.DiLoCoRoundComplete) -> None:
+        """Fetch the update of a job that is warm here, before its next task asks for it."""
+        if message.job_done:
+            for executor in self._executors.values():
+                executor.forget(message.job_id)
+            return
+        held = self.held_versions().get(message.job_id)
+        if held is None or not message.HasField("weights"):
+            return
+        try:
+            weights = convert.weights_from_wire(message.weights, "weights")
+        except ProtocolMismatch as problem:
+            log.warning("malformed end of a round", reason=problem.message)
+            return
+        missing = [update.blob for update in weights.updates if update.version > held]
+        self._spawn(self._prefetch(message.job_id, missing))
+
+    # -------------------------------------------------------------- from the executors
+
+    def progress(self, progress: Progress) -> None:
+        """Report progress, not too often; the last step always."""
+        now = self._services.clock.monotonic()
+        last = self._reported.get(progress.task_id)
+        if progress.step < progress.steps and last is not None and now - last < self._progress_s:
+            return
+        self._reported[progress.task_id] = now
+        self._send(convert.progress_to_wire(progress))
+
+    def log(self, task_id: str, line: LogLine) -> None:
+        """Pass on a line for the job's owner."""
+        fields = {name: value[:LOG_CHARS] for name, value in line.fields.items()}
+        message = line.message[:LOG_CHARS]
+        self._send(pb.LogMessage(level=line.level, message=message, task_id=task_id, fields=fields))
+
+    # -------------------------------------------------------------- one task
+
+    def _why_not(self, assignment: Assignment, device: int) -> str:
+        if self._governor.intent is not Intent.CONTRIBUTE:
+            return f"the node's intent is {self._governor.intent.value}"
+        if assignment.executor not in self._executors:
+            return f"no executor {assignment.executor!r} here"
+        if assignment.isolation != ISOLATION:
+            return f"isolation {assignment.isolation!r} is not offered here"
+        if all(place.device.index != device for place in self.places):
+            return f"no device {device} here"
+        if self.hands.busy(device):
+            return f"device {device} is busy"
+        return ""
+
+    def _answer(self, message: pb.TaskAssign, why_not: str = "") -> None:
+        self._send(
+            pb.TaskAccept(
+                task_id=message.task_id,
+                attempt=message.attempt,
+                accepted=not why_not,
+                reason=why_not,
+            )
+        )
+
+    async def _work(self, hand: Hand) -> None:
+        try:
+            outcome = await self._run(hand)
+        except asyncio.CancelledError:
+            self.hands.remove(hand)
+            raise
+        finally:
+            self._reported.pop(hand.assignment.task_id, None)
+        if hand.dropped:
+            self.hands.remove(hand)
+            return
+        result = self._sign(outcome)
+        if result.ByteSize() > MAX_MESSAGE_BYTES // 2:
+            result = self._sign(
+                failed(hand.assignment, "task.failed", "The task's result is too large to send.")
+            )
+        log.info("task ended", task=outcome.task_id, status=outcome.status, why=outcome.reason)
+        self.hands.end(hand, result)
+        self._send(result)
+
+    async def _run(self, hand: Hand) -> Outcome:
+        assignment = hand.assignment
+        place = next(p for p in self.places if p.device.index == hand.device)
+        run = self._executors[assignment.executor].run(assignment, place)
+        if not assignment.deadline_s:
+            return await run
+        try:
+            return await within(self._services.clock, assignment.deadline_s, run)
+        except TimeoutError:
+            why = f"The task took longer than its {assignment.deadline_s:.0f} s."
+            return failed(assignment, "task.timeout", why)
+
+    def _sign(self, outcome: Outcome) -> pb.TaskResult:
+        return convert.outcome_to_wire(outcome, signing.sign_outcome(self._identity.key, outcome))
+
+    def _drop(self, hand: Hand, reason: str) -> None:
+        if hand.result is not None:
+            self.hands.remove(hand)
+        elif not hand.dropped:
+            log.info("task dropped", task=hand.assignment.task_id, why=reason)
+            hand.dropped = True
+            self._spawn(self._stop_work(hand, reason))
+
+    async def _stop_work(self, hand: Hand, reason: str) -> None:
+        executor = self._executors[hand.assignment.executor]
+        if not await executor.cancel(hand.assignment, reason) and hand.work is not None:
+            hand.work.cancel()
+
+    async def _prefetch(self, job_id: str, blobs: Sequence[BlobRef]) -> None:
+        for blob in blobs:
+            try:
+                await self._services.fetcher.fetch(blob, job_id)
+            except (DistribAIError, OSError) as problem:
+                log.info("could not fetch ahead; the task will", why=str(problem))
+                return
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._watched(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    def _watched(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        task.add_done_callback(self._look_for_a_defect)
+        return task
+
+    def _look_for_a_defect(self, task: asyncio.Task[None]) -> None:
+        problem = None if task.cancelled() else task.exception()
+        if problem is not None and not self._defect.done():
+            self._defect.set_exception(problem)
