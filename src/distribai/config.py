@@ -202,6 +202,10 @@ class Settings:
     def __getitem__(self, name: str) -> Setting:
         return self._values[name]
 
+    def replaced(self, name: str, value: Any, source: str) -> Settings:
+        """These settings with one value from elsewhere."""
+        return Settings(self.home, {**self._values, name: Setting(name, value, source)})
+
     def orchestrator(self) -> OrchestratorSettings:
         """The settings of one orchestrator process."""
         section = self._section("orchestrator")

@@ -150,6 +150,8 @@ class InternalFault(DistribAIError):
 
 register(
     usage__invalid="The command line or request could not be understood.",
+    usage__declined="The person who was asked said no.",
+    usage__format="The output format is unknown.",
     spec__invalid="The recipe or spec has an unknown, missing or ill-typed field.",
     spec__steps="`steps` must be a positive number of inner steps.",
     spec__model="The model's architecture is not possible (dimensions, heads, sizes).",

@@ -1,0 +1,1 @@
+"""The command line: one file per noun, everything heavy imported inside functions."""

@@ -1,0 +1,73 @@
+"""The live display of ``job watch`` on a terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from distribai.cli import job_views, output
+
+if TYPE_CHECKING:
+    from distribai.api.answers import JobRecord
+
+
+class LiveDisplay:
+    """One panel that replaces itself; the last one stays on the terminal."""
+
+    def __init__(self) -> None:
+        self._live = Live(auto_refresh=False, vertical_overflow="visible")
+        self._live.start()
+
+    def show(self, job: JobRecord) -> None:
+        """Draw the job as it stands."""
+        self._live.update(panel(job), refresh=True)
+
+    def close(self) -> None:
+        """Give the terminal back."""
+        self._live.stop()
+
+
+def panel(job: JobRecord) -> Panel:
+    """What a person wants to know at a glance."""
+    done = float(job.version)
+    if job.round is not None and job.round.steps:
+        done += min(job.round.step / job.round.steps, 1.0)
+    bar = ProgressBar(total=max(job.rounds_total, 1), completed=done, width=40)
+    facts = Table.grid(padding=(0, 2))
+    for name, value in live_facts(job):
+        facts.add_row(Text(name, style="dim"), Text(output.visible(value)))
+    title = Text(output.visible(f"{job.name}  {job.id[:12]}"))
+    return Panel(Group(bar, facts), title=title, title_align="left", width=76)
+
+
+def live_facts(job: JobRecord) -> list[tuple[str, str]]:
+    """The display's lines."""
+    pairs = [("state", job.state + (f": {job.reason}" if job.reason else ""))]
+    if job.waiting_for:
+        pairs.append(("waiting for", job.waiting_for))
+    r = job.round
+    if r is None:
+        pairs.append(("round", f"{job.version} of {job.rounds_total}"))
+    else:
+        pairs.append(
+            (
+                "round",
+                f"{job.version + 1} of {job.rounds_total}, step {r.step:.0f} of {r.steps}, "
+                f"{r.submitted} of {r.slots} in",
+            )
+        )
+        pairs.append(("nodes", f"{job.nodes_working} working"))
+        pairs.append(("loss", output.loss(r.mean_loss)))
+    pairs.append(("held-out", job_views.held_out_words(job) or "-"))
+    if r is not None:
+        pairs.append(("speed", f"{output.count(r.tokens_per_s)} tokens/s"))
+    pairs.append(("bytes", job_views.bytes_words(job)))
+    if r is not None:
+        pairs.append(("ETA", output.duration(r.eta_s)))
+    return pairs

@@ -1,0 +1,83 @@
+"""``distribai node``: let this machine contribute."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, Parameter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from distribai.config import NodeSettings
+
+app = App(name="node", help="Let this machine contribute.")
+
+
+@app.command
+def start(
+    *,
+    join: Annotated[
+        str | None,
+        Parameter(help="The link that the orchestrator printed.  [default: the last one used]"),
+    ] = None,
+    name: Annotated[
+        str | None, Parameter(help="What people see.  [default: the machine's name]")
+    ] = None,
+    device: Annotated[
+        str | None, Parameter(help="cpu, mps, cuda, cuda:N.  [default: the best there is]")
+    ] = None,
+    threads: Annotated[int | None, Parameter(help="CPU threads.  [default: all cores]")] = None,
+    share: Annotated[
+        float | None, Parameter(help="Share of the device's time, up to 1.  [default: 1]")
+    ] = None,
+    cache_gb: Annotated[float | None, Parameter(help="Largest cache.  [default: 20]")] = None,
+    state_dir: Annotated[
+        Path | None,
+        Parameter(help="Key and cache of this node.  [default: the first that is free]"),
+    ] = None,
+) -> int:
+    """Run a node until it is interrupted.
+
+    It works on whatever the grid gives it. Start as many on one machine as you like; each has a key of its own. The first Ctrl-C lets it
+    finish the present step and leave in order, the second one leaves at once.
+    """
+    from distribai import config
+    from distribai.cli.logs import configure, wants_debug
+
+    settings = config.load(
+        {
+            "node.join": join,
+            "node.name": name,
+            "node.device": device,
+            "node.threads": threads,
+            "node.share": share,
+            "node.cache_bytes": None if cache_gb is None else int(cache_gb * 2**30),
+            "node.state_dir": state_dir,
+        }
+    )
+    configure(wants_debug())
+    from distribai.node.main import run_node
+
+    if settings.node().state_dir != Path():
+        return run_node(settings.node())
+    return in_first_free(settings.home.state / "nodes", settings.node(), run_node)
+
+
+def in_first_free(root: Path, settings: NodeSettings, run: Callable[[NodeSettings], int]) -> int:
+    """Run in the first of ``root/1``, ``root/2``, ... that no other node of this machine holds.
+
+    The node itself locks its directory first of all, so trying is the test.
+    """
+    from distribai.errors import Conflict
+
+    for number in itertools.count(1):
+        try:
+            return run(dataclasses.replace(settings, state_dir=root / str(number)))
+        except Conflict as problem:
+            if problem.code != "node.locked":
+                raise
+    raise AssertionError("counting ended")

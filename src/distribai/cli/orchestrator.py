@@ -1,0 +1,127 @@
+"""``distribai orchestrator``: run the grid's control plane."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, Parameter
+
+from distribai.cli import output
+
+if TYPE_CHECKING:
+    from distribai.config import Settings
+    from distribai.orchestrator.main import Orchestrator
+
+app = App(name="orchestrator", help="Run the grid's control plane.")
+
+
+@app.command
+def start(
+    *,
+    host: Annotated[
+        str | None, Parameter(help="Address to listen on.  [default: 127.0.0.1]")
+    ] = None,
+    grpc_port: Annotated[
+        int | None, Parameter(help="Port of the nodes' stream, 0: any.  [default: 50051]")
+    ] = None,
+    http_port: Annotated[
+        int | None, Parameter(help="Port of the HTTP interface, 0: any.  [default: 8766]")
+    ] = None,
+    db: Annotated[
+        str | None, Parameter(help="SQLAlchemy URL.  [default: SQLite in the state directory]")
+    ] = None,
+    blobs: Annotated[
+        str | None,
+        Parameter(help="Directory or s3://bucket/prefix.  [default: in the state directory]"),
+    ] = None,
+    state_dir: Annotated[
+        Path | None, Parameter(help="Where everything that lasts is kept.")
+    ] = None,
+    insecure: Annotated[
+        bool | None,
+        Parameter(show_default=False, help="Allow listening beyond loopback without TLS."),
+    ] = None,
+    as_json: output.Json = False,
+) -> int:
+    """Run an orchestrator until it is interrupted.
+
+    Prints the join link for nodes, and at the grid's first start the operator's token, which it
+    also leaves, readable by this user alone, where the other commands find it.
+    """
+    from distribai import config
+    from distribai.cli.logs import configure, wants_debug
+
+    settings = config.load(
+        {
+            "orchestrator.host": host,
+            "orchestrator.grpc_port": grpc_port,
+            "orchestrator.http_port": http_port,
+            "orchestrator.db": db,
+            "orchestrator.blobs": blobs,
+            "orchestrator.state_dir": state_dir,
+            "orchestrator.insecure": insecure,
+        }
+    )
+    configure(wants_debug())
+    from distribai.orchestrator.main import run_orchestrator
+
+    return run_orchestrator(
+        settings.orchestrator(), lambda running: _ready(running, settings, as_json)
+    )
+
+
+def _ready(running: Orchestrator, settings: Settings, as_json: bool) -> None:
+    url = f"http://{reachable(running.http_address)}"
+    state_dir = str(settings.orchestrator().state_dir)
+    saved = save_credentials(settings, url, running.operator_token, state_dir)
+    if as_json:
+        output.json_line(
+            {
+                "url": url,
+                "grpc": running.grpc_address,
+                "http": running.http_address,
+                "join_link": running.join_link,
+                "operator_token": running.operator_token,
+                "credentials": saved,
+            }
+        )
+        return
+    output.data(f"Nodes:  gRPC on {running.grpc_address}")
+    output.data(f"People: HTTP on {url}")
+    output.data("\nOn every machine that shall contribute:\n")
+    output.data(f"    distribai node start --join {running.join_link}\n")
+    if running.operator_token:
+        output.data("The operator's token, shown only now:\n")
+        output.data(f"    {running.operator_token}\n")
+    if saved:
+        output.data(f"Other commands of this user on this machine find it in {saved}.")
+    output.data("Ctrl-C stops the orchestrator; started again it goes on where it was.")
+    sys.stdout.flush()
+
+
+def save_credentials(settings: Settings, url: str, token: str, state_dir: str) -> str:
+    """Leave address and token for the other commands; where, or "" when that is not possible.
+
+    At a later start of the same grid the token is not known any more: the one left before stays,
+    with the new address. The file of another grid is only replaced by a token.
+    """
+    from distribai.cli.connection import Credentials, read_credentials, write_credentials
+
+    if not token:
+        before = read_credentials(settings.home)
+        if before is None or before.state_dir != state_dir:
+            return ""
+        token = before.token
+    try:
+        return str(write_credentials(settings.home, Credentials(url, token, state_dir)))
+    except OSError as problem:
+        output.note(f"The credentials could not be saved: {problem}")
+        return ""
+
+
+def reachable(address: str) -> str:
+    """``host:port`` as this machine reaches it: a wildcard address is its loopback."""
+    host, _, port = address.rpartition(":")
+    return f"{ {'0.0.0.0': '127.0.0.1', '[::]': '[::1]', '': '127.0.0.1'}.get(host, host) }:{port}"

@@ -1,0 +1,124 @@
+"""``distribai submit``: a recipe becomes a job, after a look at what it takes."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from distribai.cli import output
+from distribai.cli.connection import Reach, connect
+from distribai.errors import UsageError
+
+if TYPE_CHECKING:
+    from distribai.core.spec import JobSpec
+
+
+def submit(
+    *,
+    recipe: Annotated[str, Parameter(help="The recipe, YAML or JSON; `-` reads stdin.")],
+    dry_run: Annotated[
+        bool,
+        Parameter(show_default=False, help="Show the effective spec and the plan, do nothing."),
+    ] = False,
+    yes: Annotated[
+        bool, Parameter(name=("--yes", "-y"), show_default=False, help="Do not ask.")
+    ] = False,
+    accept: Annotated[bool, Parameter(show_default=False, help="Accept it at once.")] = False,
+    follow: Annotated[
+        bool, Parameter(negative="--no-follow", help="Follow it until it ends.")
+    ] = True,
+    idempotency_key: Annotated[
+        str, Parameter(help="Sending the same key and job again makes no second one.")
+    ] = "",
+    as_json: output.Json = False,
+    reach: Reach | None = None,
+) -> int:
+    """Submit a job from a recipe file.
+
+    Shows the effective spec and the plan, asks, uploads, submits and follows the job. With --json it prints the plan (with --dry-run) or the job, and does not follow.
+    """
+    from distribai.cli import prepare
+
+    prepared = prepare.from_file(recipe)
+    with connect(reach) as client:
+        planned = client.plan(prepared.spec)
+        if dry_run:
+            _show_plan(prepared.spec, planned.plan, as_json, on_stdout=True)
+            return 0
+        if not as_json:
+            _show_plan(prepared.spec, planned.plan, False, on_stdout=False)
+        if not yes:
+            _ask()
+        prepared.upload(client)
+        made = client.create_job(prepared.spec, idempotency_key)
+        if accept:
+            made = client.accept(made.id)
+        if as_json:
+            output.document(made)
+            return 0
+        output.data(made.id)
+        if not accept:
+            output.note(f"It waits for the operator's word: distribai job accept {made.id}")
+        if not follow:
+            return 0
+        from distribai.cli.job_watch import follow as follow_job
+
+        return follow_job(client, made.id, as_json=False)
+
+
+def plan_facts(plan: dict[str, Any]) -> list[tuple[str, str]]:
+    """The planner's figures, for people."""
+    ratio, epochs = plan.get("data_parallel_ratio"), plan.get("epochs")
+    pairs = [
+        ("nodes", str(plan["nodes"])),
+        ("rounds", str(plan["rounds"])),
+        ("tasks", f"{plan['tasks']} to train, {plan['evaluations']} to evaluate"),
+        ("parameters", output.count(plan["parameters"])),
+        ("memory", f"{output.size(plan['memory_bytes'])} on each node"),
+        (
+            "bytes",
+            f"{output.size(plan['bytes_up'])} up, {output.size(plan['bytes_down'])} down for each "
+            f"node; {output.size(plan['bytes_total'])} in all, without the data",
+        ),
+        ("tokens", output.count(plan["tokens"])),
+    ]
+    if ratio is not None:
+        pairs.append(("against data-parallel", f"{ratio:.0f} times fewer bytes"))
+    if epochs is not None:
+        pairs.append(("epochs", f"{epochs:.2f}"))
+    return pairs
+
+
+def _show_plan(spec: JobSpec, plan: dict[str, Any], as_json: bool, on_stdout: bool) -> None:
+    if as_json:
+        from distribai.core.plain import to_plain
+
+        output.document({"spec": to_plain(spec), "plan": plan})
+        return
+    from distribai.api.recipe import effective_text
+
+    say = output.data if on_stdout else output.note
+    say("The effective spec:\n")
+    say("\n".join(f"    {line}" for line in effective_text(spec).splitlines()))
+    say("\nThe plan:\n")
+    say("\n".join(f"    {line}" for line in output.facts(plan_facts(plan)).splitlines()) + "\n")
+
+
+def _ask() -> None:
+    """Let a person say yes.
+
+    Raises:
+        UsageError: there is no terminal to ask on, or the answer is no.
+    """
+    if not sys.stdin.isatty():
+        raise UsageError(
+            "usage.invalid",
+            "There is no terminal to ask for a go-ahead on.",
+            "Give `--yes` to submit without asking, or `--dry-run` to only look.",
+        )
+    sys.stderr.write("Submit this job? [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise UsageError("usage.declined", "Nothing was submitted.", "")
