@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--parameters", type=int, default=10_000_000)
     parser.add_argument("--deltas", type=int, default=8, metavar="K")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--repetitions", type=int, default=15)
+    parser.add_argument("--repetitions", type=int, default=21)
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -111,8 +111,13 @@ class Job:
             Delta(DeltaHeader("bench", f"t{k}", 1, 0, hash_, "fp32", 1, 1), Packed(CODEC, arrays()))
             for k in range(count)
         ]
-        self.x = rng.random(self.parameters, dtype=np.float32)
-        self.y = rng.random(self.parameters, dtype=np.float32)
+        # As many vectors as a merge moves bytes, so that none is found in a cache from the last
+        # pass over it.
+        self.passes = max(1, round(self.bound_bytes("equal") / 12 / self.parameters))
+        self.vectors = [
+            (rng.random(self.parameters, dtype=np.float32), np.zeros(self.parameters, np.float32))
+            for _ in range(self.passes)
+        ]
 
     def bound_bytes(self, case: str) -> int:
         """Bytes that must move, of all parameters."""
@@ -136,7 +141,7 @@ class Job:
         )
 
     def axpy(self, block: int, threads: int) -> None:
-        """Blocked ``y += a x``."""
+        """Blocked ``y += a x``, over all pairs of vectors."""
         edges = [self.parameters * i // threads for i in range(threads + 1)]
         if threads == 1:
             self._axpy_range(block, 0, self.parameters)
@@ -152,11 +157,12 @@ class Job:
 
     def _axpy_range(self, block: int, start: int, stop: int) -> None:
         scratch, a = np.empty(block, np.float32), np.array(1e-3, np.float32)
-        for lo in range(start, stop, block):
-            hi = min(lo + block, stop)
-            product, y = scratch[: hi - lo], self.y[lo:hi]
-            np.multiply(self.x[lo:hi], a, product)
-            np.add(y, product, y)
+        for x, y in self.vectors:
+            for lo in range(start, stop, block):
+                hi = min(lo + block, stop)
+                product, target = scratch[: hi - lo], y[lo:hi]
+                np.multiply(x[lo:hi], a, product)
+                np.add(target, product, target)
 
     def peak_extra_mb(self, case: str) -> float:
         """Peak of what one merge allocates, MB, as numpy reports it to tracemalloc."""
@@ -193,7 +199,7 @@ def _measure(job: Job, threads: int, repetitions: int) -> dict[str, Any]:
     for case in job.CASES:
         measures[case] = lambda case=case: timed(case)  # type: ignore[misc]
     samples = common.alternate(measures, "axpy", repetitions)
-    axpy_bytes = 12 * job.parameters
+    axpy_bytes = 12 * job.parameters * job.passes
     return {
         "cases": {
             case: {

@@ -35,11 +35,11 @@ from distribai.merge.weights import Weights, flat
 
 Floats = NDArray[np.float32]
 
-CHUNK = 32768
-"""Elements at a time: accumulator and temporary (256 KiB) stay in a 512 KiB second-level cache, and
-a numpy call's overhead (about 0.5 microseconds) stays below a tenth of its work. Measured with
+CHUNK = 65536
+"""Elements at a time: accumulator and temporary take 256 KiB each, which caches hold, and a numpy
+call's overhead (about 0.5 microseconds) stays below a tenth of its work. Measured with
 ``python -m bench merge``; a multiple of ``codecs.GRAIN``."""
-SPAN = 16 * CHUNK
+SPAN = 8 * CHUNK
 """Elements that one thread takes at a time and then releases: 2 MiB of each input."""
 
 
@@ -60,19 +60,30 @@ class Scratch:
         self.g, self.t, self.theta, self.momentum = (_aligned(CHUNK) for _ in range(4))
 
 
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Flat arrays that one span's results are computed into, chunk by chunk.
+
+    Each is as long as the span, or None: then that result goes into scratch, chunk by chunk, and
+    only :meth:`Sink.done` sees it. ``momentum`` is not used for float buffers.
+    """
+
+    theta: Floats | None = None
+    momentum: Floats | None = None
+    update: Floats | None = None
+
+
 class Sink(Protocol):
     """Where results go. Called from all threads, never twice for one element."""
 
-    def place(
-        self, spec: TensorSpec, start: int, stop: int, scratch: Scratch
-    ) -> tuple[Floats, Floats, Floats]:
-        """Arrays to compute ``theta'``, ``m'`` and ``u`` into; ``u`` may be ``scratch.t``."""
+    def targets(self, spec: TensorSpec, start: int, stop: int) -> Targets:
+        """Where the elements ``start <= i < stop`` of a float tensor shall be written."""
         ...
 
     def done(
         self, spec: TensorSpec, start: int, theta: Floats, momentum: Floats | None, update: Floats
     ) -> None:
-        """The placed arrays hold elements ``start, start + 1, ...`` of a float tensor.
+        """A chunk is computed: elements ``start, start + 1, ...`` of a float tensor.
 
         ``momentum`` is None for a float buffer.
         """
@@ -121,6 +132,14 @@ def check_arithmetic() -> None:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Span:
+    spec: TensorSpec
+    readers: list[Reader]
+    start: int
+    stop: int
+
+
 def walk(inputs: Inputs, sink: Sink, threads: int) -> None:
     """Compute every tensor of a round into ``sink``.
 
@@ -130,24 +149,27 @@ def walk(inputs: Inputs, sink: Sink, threads: int) -> None:
         InternalFault: see :func:`check_arithmetic`.
     """
     check_arithmetic()
-    spans = [
-        (spec, start, min(start + SPAN, spec.size))
-        for spec in inputs.specs
-        for start in range(0, spec.size, SPAN)
-    ]
+    spans = []
+    for spec in inputs.specs:
+        floats = spec.role in ("trainable", "float_buffer")
+        readers = [row.reader(spec) for row in inputs.rows] if floats else []
+        spans += [
+            _Span(spec, readers, start, min(start + SPAN, spec.size))
+            for start in range(0, spec.size, SPAN)
+        ]
     if threads == 1:
         scratch = Scratch()
-        for spec, start, stop in spans:
-            _span(inputs, sink, scratch, spec, start, stop)
+        for span in spans:
+            _work(inputs, sink, scratch, span)
         return
     free: SimpleQueue[Scratch] = SimpleQueue()
     for _ in range(threads):
         free.put(Scratch())
 
-    def work(span: tuple[TensorSpec, int, int]) -> None:
+    def work(span: _Span) -> None:
         mine = free.get()
         try:
-            _span(inputs, sink, mine, *span)
+            _work(inputs, sink, mine, span)
         finally:
             free.put(mine)
 
@@ -156,9 +178,8 @@ def walk(inputs: Inputs, sink: Sink, threads: int) -> None:
             pass  # a worker's exception is raised here
 
 
-def _span(
-    inputs: Inputs, sink: Sink, scratch: Scratch, spec: TensorSpec, start: int, stop: int
-) -> None:
+def _work(inputs: Inputs, sink: Sink, scratch: Scratch, span: _Span) -> None:
+    spec, start, stop = span.spec, span.start, span.stop
     if spec.role == "frozen":
         sink.plain(spec, start, flat(inputs.theta[spec.name])[start:stop])
     elif spec.role == "int_buffer":
@@ -168,36 +189,38 @@ def _span(
         sink.plain(spec, start, values)
     else:
         with np.errstate(all="ignore"):  # whoever publishes the result checks that it is finite
-            _float_span(inputs, sink, scratch, spec, start, stop)
+            _float_span(inputs, sink, scratch, span)
     inputs.release(spec, start, stop)
     for row in inputs.rows:
         row.release(spec, start, stop)
 
 
-def _float_span(
-    inputs: Inputs, sink: Sink, scratch: Scratch, spec: TensorSpec, start: int, stop: int
-) -> None:
-    c = inputs.coefficients
+def _float_span(inputs: Inputs, sink: Sink, scratch: Scratch, span: _Span) -> None:
+    spec, c = span.spec, inputs.coefficients
     trainable = spec.role == "trainable"
     # 0-d arrays: numpy converts a scalar object anew in every call, which costs as much as the
-    # rest of the call.
+    # rest of the call's overhead.
     weights = [np.array(w) for w in c.weights]
     eta, mu = np.array(c.eta), np.array(c.mu)
-    readers = [row.reader(spec) for row in inputs.rows]
     theta = flat(inputs.theta[spec.name])
     momentum = flat(inputs.momentum[spec.name]) if inputs.momentum and trainable else None
-    for lo in range(start, stop, CHUNK):
-        hi = min(lo + CHUNK, stop)
+    targets = sink.targets(spec, span.start, span.stop)
+    for lo in range(span.start, span.stop, CHUNK):
+        hi = min(lo + CHUNK, span.stop)
         g, t = scratch.g[: hi - lo], scratch.t[: hi - lo]
         if c.equal:
-            _plain_sum(readers, lo, hi, g, t)
+            _plain_sum(span.readers, lo, hi, g, t)
             np.multiply(g, weights[0], g)
         else:
-            _weighted_sum(readers, weights, lo, hi, g, t)
-        new, m, u = sink.place(spec, lo, hi, scratch)
+            _weighted_sum(span.readers, weights, lo, hi, g, t)
+        here = slice(lo - span.start, hi - span.start)
+        new = scratch.theta[: hi - lo] if targets.theta is None else targets.theta[here]
+        u = t if targets.update is None else targets.update[here]
+        m = None
         if not trainable:
             u[...] = g
         else:
+            m = scratch.momentum[: hi - lo] if targets.momentum is None else targets.momentum[here]
             if momentum is None:
                 m[...] = g
             else:
@@ -207,7 +230,7 @@ def _float_span(
             np.add(g, u, u)
             np.multiply(u, eta, u)
         np.subtract(theta[lo:hi], u, new)
-        sink.done(spec, lo, new, m if trainable else None, u)
+        sink.done(spec, lo, new, m, u)
 
 
 def _plain_sum(readers: list[Reader], lo: int, hi: int, g: Floats, t: Floats) -> None:

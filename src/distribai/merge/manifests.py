@@ -20,7 +20,7 @@ from distribai.core.spec import BlobRef
 from distribai.core.tensors import ParameterManifest, TensorSpec
 from distribai.merge.choices import MergeChoices, choose, make_inputs
 from distribai.merge.delta import Delta
-from distribai.merge.kernel import Floats, Scratch, walk
+from distribai.merge.kernel import Floats, Targets, walk
 from distribai.merge.weights import (
     TensorHash,
     combined_hash,
@@ -180,11 +180,8 @@ class _HashSink:
         self._theta = {t.name: hashlib.sha256() for t in manifest.tensors}
         self._momentum = {t.name: hashlib.sha256() for t in trainable(manifest).tensors}
 
-    def place(
-        self, spec: TensorSpec, start: int, stop: int, scratch: Scratch
-    ) -> tuple[Floats, Floats, Floats]:
-        size = stop - start
-        return scratch.theta[:size], scratch.momentum[:size], scratch.t[:size]
+    def targets(self, spec: TensorSpec, start: int, stop: int) -> Targets:
+        return Targets()
 
     def done(
         self, spec: TensorSpec, start: int, theta: Floats, momentum: Floats | None, update: Floats

@@ -22,7 +22,7 @@ from distribai.core.tensors import ParameterManifest, TensorSpec
 from distribai.errors import Integrity
 from distribai.merge.choices import MergeChoices, choose, make_inputs, outer_coefficients
 from distribai.merge.delta import Delta
-from distribai.merge.kernel import Floats, Scratch, walk
+from distribai.merge.kernel import Floats, Targets, walk
 from distribai.merge.tensorfile import TensorWriter, open_tensors
 from distribai.merge.update import UpdateHeader, apply_update, update_writer, write_update
 from distribai.merge.weights import (
@@ -213,15 +213,12 @@ class _ArraySink:
     def __init__(self, theta: Weights, momentum: Weights, update: Weights | None) -> None:
         self._theta, self._momentum, self._update = theta, momentum, update
 
-    def place(
-        self, spec: TensorSpec, start: int, stop: int, scratch: Scratch
-    ) -> tuple[Floats, Floats, Floats]:
-        here = slice(start, stop)
-        momentum = self._momentum[spec.name] if spec.role == "trainable" else scratch.momentum
-        update = scratch.t[: stop - start]
-        if self._update is not None:
-            update = flat(self._update[spec.name])[here]
-        return flat(self._theta[spec.name])[here], flat(momentum)[here], update
+    def targets(self, spec: TensorSpec, start: int, stop: int) -> Targets:
+        def part(arrays: Weights | None) -> Floats | None:
+            found = None if arrays is None else arrays.get(spec.name)
+            return None if found is None else flat(found)[start:stop]
+
+        return Targets(part(self._theta), part(self._momentum), part(self._update))
 
     def done(
         self, spec: TensorSpec, start: int, theta: Floats, momentum: Floats | None, update: Floats
@@ -241,11 +238,8 @@ class _FileSink:
     momentum: TensorWriter
     update: TensorWriter
 
-    def place(
-        self, spec: TensorSpec, start: int, stop: int, scratch: Scratch
-    ) -> tuple[Floats, Floats, Floats]:
-        size = stop - start
-        return scratch.theta[:size], scratch.momentum[:size], scratch.t[:size]
+    def targets(self, spec: TensorSpec, start: int, stop: int) -> Targets:
+        return Targets()
 
     def done(
         self, spec: TensorSpec, start: int, theta: Floats, momentum: Floats | None, update: Floats
