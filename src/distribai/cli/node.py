@@ -42,8 +42,9 @@ def start(
 ) -> int:
     """Run a node until it is interrupted.
 
-    It works on whatever the grid gives it. Start as many on one machine as you like; each has a key of its own. The first Ctrl-C lets it
-    finish the present step and leave in order, the second one leaves at once.
+    It works on whatever the grid gives it. Start as many on one machine as you like; each has a
+    key of its own. The first Ctrl-C lets it finish the present step and leave in order, the second
+    one leaves at once.
     """
     from distribai import config
     from distribai.cli.logs import configure, wants_debug

@@ -37,7 +37,8 @@ def submit(
 ) -> int:
     """Submit a job from a recipe file.
 
-    Shows the effective spec and the plan, asks, uploads, submits and follows the job. With --json it prints the plan (with --dry-run) or the job, and does not follow.
+    Shows the effective spec and the plan, asks, uploads, submits and follows the job. With --json
+    it prints the plan (with --dry-run) or the job, and does not follow.
     """
     from distribai.cli import prepare
 

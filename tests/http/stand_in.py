@@ -1,0 +1,380 @@
+"""A grid whose jobs live in memory: what the HTTP interface needs of the orchestrator's rooms.
+
+The real commands and queries are tested in their own rooms and end to end; here only the interface
+is on trial.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distribai.config import OrchestratorSettings
+from distribai.core.ranges import SampleRange
+from distribai.core.spec import BlobRef, DataSpec, JobSpec, ModelSpec
+from distribai.core.states import JOB, JobState, check
+from distribai.errors import NotFound, Unauthenticated
+from distribai.orchestrator.context import Grid
+from distribai.orchestrator.records import (
+    ByteTotals,
+    DeviceRecord,
+    EventRecord,
+    GridSummary,
+    HeldOut,
+    JobRecord,
+    JobSummary,
+    LogRecord,
+    MemberRecord,
+    NodeRecord,
+    Page,
+    Principal,
+    RoundProgress,
+    RoundRecord,
+    TaskRecord,
+    VersionRecord,
+)
+from distribai.store.blobs import BlobStore
+
+OPERATOR, NODE = "operator-token", "node-token"
+NOW = 1_700_000_000.0
+
+
+def spec(name: str = "my-model", **changes: Any) -> JobSpec:
+    """A spec that can be planned."""
+    from distribai.api.recipe import recipe_of
+
+    made = recipe_of({"name": name, "steps": 1000, **changes}, "test").to_spec({})
+    assert isinstance(made.model, ModelSpec)
+    assert isinstance(made.data, DataSpec)
+    return made
+
+
+class Orchestrator:
+    """The in-memory rooms. Methods have the names and arguments of the real functions."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, JobRecord] = {}
+        self.keys: dict[str, str] = {}
+        self.events: list[EventRecord] = []
+        self.logs: list[LogRecord] = []
+        self.tasks: dict[str, TaskRecord] = {}
+        self.weights: dict[str, list[BlobRef]] = {}
+        self.counted: list[tuple[str, str, int, int]] = []
+        self.nodes: list[NodeRecord] = []
+        self.problems: tuple[str, ...] = ()
+        self.answer = "accepted"
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Stand in for the real rooms."""
+        base = "distribai.orchestrator."
+        for room, names in {
+            "jobs.commands": [
+                "create_job",
+                "accept_job",
+                "decline_job",
+                "cancel_job",
+                "pause_job",
+                "resume_job",
+                "request_generation",
+            ],
+            "jobs.queries": [
+                "resolve_job",
+                "list_jobs",
+                "show_job",
+                "list_rounds",
+                "list_tasks",
+                "list_versions",
+                "list_events",
+                "list_logs",
+                "wait_for_task",
+                "weights_blob",
+            ],
+            "fleet.queries": ["list_nodes", "summary"],
+            "fleet.tokens": ["verify_token"],
+            "traffic": ["count"],
+        }.items():
+            for name in names:
+                monkeypatch.setattr(f"{base}{room}.{name}", getattr(self, name))
+
+    async def verify_token(self, grid: Grid, token: str) -> Principal:
+        if token == OPERATOR:
+            return Principal("operator")
+        if token == NODE:
+            return Principal("node", "node_a")
+        raise Unauthenticated("auth.invalid", "Nobody issued this token.")
+
+    async def create_job(
+        self, grid: Grid, spec: JobSpec, idempotency_key: str | None, by: str
+    ) -> str:
+        if idempotency_key in self.keys:
+            return self.keys[idempotency_key]
+        job_id = grid.new_id("job")
+        self.jobs[job_id] = job_record(job_id, spec)
+        self._event(job_id, "job.submitted")
+        if idempotency_key:
+            self.keys[idempotency_key] = job_id
+        return job_id
+
+    def _set(self, job_id: str, state: JobState, reason: str = "") -> None:
+        job = self.jobs[job_id]
+        check(JOB, JobState(job.state), state, f"Job {job_id}")
+        self.jobs[job_id] = dataclasses.replace(job, state=state.value, reason=reason)
+        self._event(job_id, f"job.{state.value}")
+
+    def _event(self, job_id: str, kind: str) -> None:
+        cursor = str(len(self.events) + 1)
+        self.events.append(EventRecord(cursor, NOW, kind, job_id, "", ""))
+
+    async def accept_job(self, grid: Grid, job_id: str, by: str) -> None:
+        self._set(job_id, JobState.QUEUED)
+
+    async def decline_job(self, grid: Grid, job_id: str, why: str, by: str) -> None:
+        self._set(job_id, JobState.DECLINED, why)
+
+    async def cancel_job(self, grid: Grid, job_id: str, why: str, by: str) -> None:
+        self._set(job_id, JobState.CANCELLED, why)
+
+    async def pause_job(self, grid: Grid, job_id: str, by: str) -> None:
+        self._set(job_id, JobState.PAUSED)
+
+    async def resume_job(self, grid: Grid, job_id: str, by: str) -> None:
+        self._set(job_id, JobState.RUNNING)
+
+    async def request_generation(
+        self,
+        grid: Grid,
+        job_id: str,
+        version: int | None,
+        prompt: str,
+        max_tokens: int,
+        temperature: float,
+        seed: int,
+    ) -> str:
+        task_id = grid.new_id("task")
+        text = f"{prompt}/{version}/{max_tokens}/{temperature}/{seed}"
+        self.tasks[task_id] = task_record(task_id, job_id, self.answer, text)
+        return task_id
+
+    async def wait_for_task(self, grid: Grid, task_id: str, patience: float) -> TaskRecord:
+        return self.tasks[task_id]
+
+    async def resolve_job(self, grid: Grid, ref: str) -> str:
+        found = [j.id for j in self.jobs.values() if ref in (j.id, j.name)]
+        if not found:
+            raise NotFound("job.unknown", f"There is no job {ref!r}.", "See `distribai job list`.")
+        return found[0]
+
+    async def list_jobs(
+        self, grid: Grid, state: str | None = None, limit: int = 50, cursor: str = ""
+    ) -> Page[JobSummary]:
+        wanted = [j for j in reversed(self.jobs.values()) if state in (None, j.state)]
+        start = int(cursor or 0)
+        shown = wanted[start : start + limit]
+        more = str(start + limit) if start + limit < len(wanted) else ""
+        return Page(tuple(job_summary(j) for j in shown), more)
+
+    async def show_job(self, grid: Grid, job_id: str) -> JobRecord:
+        return self.jobs[job_id]
+
+    async def list_rounds(self, grid: Grid, job_id: str) -> tuple[RoundRecord, ...]:
+        members = (MemberRecord("node_a", 0, 50),)
+        return (RoundRecord(0, 0, "merged", "", NOW, None, NOW + 9, members, 1, 25600),)
+
+    async def list_tasks(
+        self, grid: Grid, job_id: str, limit: int = 1000, cursor: str = ""
+    ) -> Page[TaskRecord]:
+        return Page(tuple(t for t in self.tasks.values() if t.job_id == job_id))
+
+    async def list_versions(self, grid: Grid, job_id: str) -> tuple[VersionRecord, ...]:
+        refs = self.weights.get(job_id, [])
+        return tuple(
+            VersionRecord(n, "ab" * 32, ref, None, n, 10 * n, 5.5 - n, NOW)
+            for n, ref in enumerate(refs)
+        )
+
+    async def list_events(
+        self, grid: Grid, job_id: str | None, after: str = "", limit: int = 200
+    ) -> tuple[EventRecord, ...]:
+        mine = [e for e in self.events if e.job_id == job_id and int(e.cursor) > int(after or 0)]
+        return tuple(mine[:limit])
+
+    async def list_logs(
+        self, grid: Grid, job_id: str, after: str = "", limit: int = 200
+    ) -> tuple[LogRecord, ...]:
+        return tuple(x for x in self.logs if int(x.cursor) > int(after or 0))[:limit]
+
+    async def weights_blob(
+        self, grid: Grid, job_id: str, version: int | None
+    ) -> tuple[int, BlobRef]:
+        refs = self.weights.get(job_id, [])
+        number = len(refs) - 1 if version is None else version
+        if not 0 <= number < len(refs):
+            raise NotFound("job.no_weights", f"There is no version {version}.")
+        return number, refs[number]
+
+    async def list_nodes(self, grid: Grid) -> tuple[NodeRecord, ...]:
+        return tuple(self.nodes)
+
+    async def summary(self, grid: Grid) -> GridSummary:
+        return GridSummary(
+            "grid_test",
+            "distribai 0.1.0",
+            "sqlite",
+            not self.problems,
+            self.problems,
+            NOW,
+            len(self.nodes),
+            0,
+            0,
+            0,
+            {"submitted": len(self.jobs)},
+            0,
+            0,
+        )
+
+    def count(self, grid: Grid, job_id: str, node_id: str, kind: str, up: int, down: int) -> None:
+        self.counted.append((job_id, node_id, up, down))
+
+
+def job_record(job_id: str, spec: JobSpec, **changes: Any) -> JobRecord:
+    """A job as it is after its submission."""
+    record = JobRecord(
+        id=job_id,
+        name=spec.name,
+        state="submitted",
+        reason="",
+        spec=spec,
+        version=0,
+        rounds_total=spec.round_count,
+        created_at=NOW,
+        created_by="operator",
+        decided_at=None,
+        started_at=None,
+        ended_at=None,
+        now=NOW,
+        parameters=400_000,
+        tokens=0,
+        nodes_working=0,
+        round=None,
+        held_out=(),
+        bytes=ByteTotals(),
+        dataset={},
+        plan={},
+    )
+    return dataclasses.replace(record, **changes)
+
+
+def running(job: JobRecord, version: int = 2) -> JobRecord:
+    """The job in the middle of a round."""
+    progress = RoundProgress(
+        number=version,
+        take=0,
+        state="open",
+        opened_at=NOW,
+        deadline_at=None,
+        slots=3,
+        submitted=1,
+        accepted=1,
+        step=25.0,
+        steps=50,
+        mean_loss=3.25,
+        tokens_per_s=12_345.0,
+        eta_s=200.0,
+    )
+    return dataclasses.replace(
+        job,
+        state="running",
+        version=version,
+        nodes_working=3,
+        round=progress,
+        held_out=(HeldOut(0, 5.5), HeldOut(1, 4.5), HeldOut(2, None)),
+        bytes=ByteTotals(1_200_000, 3_400_000, 0, 500),
+    )
+
+
+def job_summary(job: JobRecord) -> JobSummary:
+    """The job as one line of a list."""
+    return JobSummary(
+        job.id,
+        job.name,
+        job.state,
+        job.reason,
+        "P2",
+        job.version,
+        job.rounds_total,
+        job.nodes_working,
+        job.created_at,
+        job.created_by,
+        None,
+        None,
+        None,
+    )
+
+
+def task_record(task_id: str, job_id: str, state: str, text: str) -> TaskRecord:
+    """A generate task."""
+    return TaskRecord(
+        id=task_id,
+        job_id=job_id,
+        round=0,
+        take=0,
+        phase="generate",
+        state=state,
+        node_id="node_a",
+        device=0,
+        attempt=1,
+        samples=(SampleRange(0, 8),),
+        steps=0,
+        step=0,
+        loss=None,
+        tokens_per_s=0.0,
+        tokens=0,
+        reason="out of memory" if state == "failed" else "",
+        text=text,
+        metrics={},
+        causes=(),
+        created_at=NOW,
+        leased_at=None,
+        ended_at=None,
+    )
+
+
+def node_record(name: str) -> NodeRecord:
+    """An idle node."""
+    device = DeviceRecord(0, "cpu", "two cores", 4096, 2)
+    return NodeRecord(
+        f"node_{name}",
+        name,
+        "online",
+        "trusted",
+        "contribute",
+        "0.1.0",
+        (device,),
+        NOW,
+        NOW,
+        (),
+        1000,
+        2000,
+    )
+
+
+def log_record(cursor: int, message: str) -> LogRecord:
+    """One line."""
+    return LogRecord(str(cursor), NOW, "info", message, "job", "", "node_a", {"k": "v"})
+
+
+def make_grid(root: Path) -> Grid:
+    """A grid with real blobs and no database."""
+    return Grid(
+        db=None,  # type: ignore[arg-type]
+        blobs=BlobStore.open(root / "blobs", root / "staging", max_bytes=1 << 26),
+        settings=OrchestratorSettings(state_dir=root),
+        clock=time.monotonic,
+        entropy=os.urandom,
+        grid_id="grid_test",
+    )
