@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from bench import common
 from distribai.core.architectures import family
 from distribai.core.paradigms import Member, paradigm
 from distribai.core.plain import to_plain
@@ -89,6 +90,7 @@ class Result:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The benchmark's own options."""
+    parser.add_argument("--text", metavar="FILE", help="train on this file, not on stdlib")
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=2, help="processes, one thread each")
@@ -272,6 +274,14 @@ def _summary(
     ring = 16 * (NODES - 1) / NODES * manifest.parameters * spec.steps
     by_seed = [a / b for a, b in zip(losses["diloco"], losses["ddp"], strict=True)]
     bytes_ratio = ring / moved
+    best = {r.trial.side: r.trial for r in final}
+    common.table(
+        ["side", "lr", "muon lr", "held-out loss", "of data-parallel"],
+        [
+            [s, best[s].lr, best[s].muon_lr, fmean(x), fmean(x) / fmean(losses["ddp"])]
+            for s, x in losses.items()
+        ],
+    )
     return {
         "loss_ratio_ddp": fmean(losses["diloco"]) / fmean(losses["ddp"]),
         "loss_ratio_adamw_ddp": fmean(losses["diloco"]) / fmean(losses["adamw_ddp"]),

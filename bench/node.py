@@ -11,15 +11,15 @@ from __future__ import annotations
 import argparse
 import hashlib
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
-from statistics import fmean, median, stdev
+from statistics import median
 from typing import Any
 
 import numpy as np
 
+from bench import common
 from distribai import spawn
 from distribai.core import child as wire
 from distribai.core.architectures import family
@@ -40,6 +40,7 @@ HELP = "tokens per second inside a node over those of a bare PyTorch loop"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The benchmark's own options."""
+    parser.add_argument("--text", metavar="FILE", help="train on this file, not on stdlib")
     parser.add_argument("--turns", type=int, default=8, help="turns of each side")
     parser.add_argument("--profile", default="tiny")
 
@@ -51,20 +52,25 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     spec = JobSpec(NAME, model, DataSpec(), steps=10_000)
     turns = 3 if args.quick else args.turns
     tokens = spec.rounds.inner_steps * spec.batch * spec.seq_len
-    speeds: dict[str, list[float]] = {"node": [], "bare": []}
     with tempfile.TemporaryDirectory(prefix="distribai-bench-") as folder:
         setting = _Setting(spec, args.text, Path(folder))
         bare = _Bare(setting)
         with _ChildProcess(setting) as node:
-            for turn in range(-1, turns):
-                for name, side in (("node", node), ("bare", bare)):
-                    seconds = side.train(max(turn, 0))
-                    if turn >= 0:  # The first turn warms up.
-                        speeds[name].append(tokens / seconds)
-                        print(f"{name}: {tokens / seconds:.0f} tokens/s", file=sys.stderr)
-    ratios = [a / b for a, b in zip(speeds["node"], speeds["bare"], strict=True)]
+            samples = common.alternate(
+                {"bare": lambda: tokens / bare.train(), "node": lambda: tokens / node.train()},
+                "bare",
+                turns,
+            )
+    ratio = samples.ratio("node")
+    common.table(
+        ["side", "tokens/s", "of bare"],
+        [
+            ["bare loop", median(samples.figures["bare"]), 1.0],
+            ["in a node", median(samples.figures["node"]), ratio],
+        ],
+    )
     return {
-        "throughput_ratio": median(ratios),
+        "throughput_ratio": ratio,
         "audit_overhead": None,
         "settings": {
             "spec": to_plain(spec),
@@ -72,8 +78,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             "text": args.text or "stdlib",
             "quick": args.quick,
         },
-        "samples": {"tokens_per_s": speeds, "ratio": ratios},
-        "spread": stdev(speeds["bare"]) / fmean(speeds["bare"]),
+        "samples": samples.rounded(),
+        "spread": samples.spread,
+        "noisy": samples.noisy,
         "notes": ["audit_overhead is null: there are no audits yet"],
     }
 
@@ -107,7 +114,7 @@ class _ChildProcess:
     """A training child, and its daemon's end of the pipes."""
 
     def __init__(self, setting: _Setting) -> None:
-        self._setting = setting
+        self._setting, self._turn = setting, 0
         manifest = family(setting.spec.model.family).manifest(
             family(setting.spec.model.family).PROFILES[setting.spec.model.profile]
         )
@@ -127,9 +134,10 @@ class _ChildProcess:
     def __exit__(self, *_: object) -> None:
         self._process.communicate()
 
-    def train(self, turn: int) -> float:
-        """Seconds from sending a task to its answer."""
-        setting = self._setting
+    def train(self) -> float:
+        """Seconds from sending the next task to its answer."""
+        setting, turn = self._setting, self._turn
+        self._turn += 1
         task = Assignment(
             "job_bench",
             f"task_{turn}",
@@ -176,7 +184,7 @@ class _Bare:
         from distribai.training.optimizers import Muon, muon_names
 
         torch.set_num_threads(1)
-        self._setting = setting
+        self._setting, self._turn = setting, 0
         spec = setting.spec
         live = models.build(spec.model.family, spec.model.config)
         live.load(make_version0(live.manifest, spec.seed))
@@ -200,15 +208,17 @@ class _Bare:
         ]
         self._reader = SampleReader(setting.manifest, setting.shards, spec.seed)
 
-    def train(self, turn: int) -> float:
-        """Seconds of a turn's steps over batches that lie ready."""
+    def train(self) -> float:
+        """Seconds of the next turn's steps over batches that lie ready."""
         import torch
         from torch.nn import functional
 
         setting = self._setting
+        samples = setting.samples(self._turn)
+        self._turn += 1
         batches = [
             torch.from_numpy(np.array(rows))
-            for rows in self._reader.batches((setting.samples(turn),), setting.spec.batch)
+            for rows in self._reader.batches((samples,), setting.spec.batch)
         ]
         start = time.perf_counter()
         for rows in batches:
