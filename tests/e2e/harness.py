@@ -88,7 +88,9 @@ class GridProcesses:
         self.ready = json.loads(line)
         self.env["DISTRIBAI_URL"] = self.ready["url"]
 
-    def start_node(self, *arguments: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    def start_node(
+        self, *arguments: str, env: dict[str, str] | None = None
+    ) -> subprocess.Popen[str]:
         """Start one more node with a state directory of its own."""
         name = f"node{len(self.nodes)}"
         node = self._spawn(

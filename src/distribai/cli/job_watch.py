@@ -39,11 +39,11 @@ def follow(
     """Show a job until it has ended: 0 when it completed, else 1. Ctrl-C (130) lets it run on."""
     patience = Patience(clock, sleep)
     job = patience.call(partial(client.job, ref))
-    display = _display(as_json, clock)
+    display = display_of(as_json, clock)
     try:
         while True:
             display.show(job)
-            if _has_ended(job):
+            if has_ended(job):
                 break
             sleep(EVERY_S)
             job = patience.call(partial(client.job, job.id))
@@ -63,7 +63,7 @@ def stream_logs(client: Client, ref: str, follow: bool, as_json: bool) -> None:
     cursor, gathered = "", list["LogRecord"]()
     job_id = client.job(ref).id
     while True:
-        ended = follow and _has_ended(patience.call(partial(client.job, job_id)))
+        ended = follow and has_ended(patience.call(partial(client.job, job_id)))
         wait = LINE_EVERY_S if follow and not ended else 0.0
         found = patience.call(partial(client.logs, job_id, cursor, wait))
         for line in found:
@@ -81,11 +81,13 @@ def stream_logs(client: Client, ref: str, follow: bool, as_json: bool) -> None:
         output.document(gathered)
 
 
-def _has_ended(job: JobRecord) -> bool:
+def has_ended(job: JobRecord) -> bool:
+    """Whether nothing more will happen to the job."""
     return is_terminal(JOB, JobState(job.state))
 
 
-def _display(as_json: bool, clock: Callable[[], float]) -> Display:
+def display_of(as_json: bool, clock: Callable[[], float]) -> Display:
+    """The display that fits stdout: JSON lines, a live panel on a terminal, or lines."""
     if as_json:
         return _JsonLines()
     if sys.stdout.isatty():

@@ -18,6 +18,7 @@ from cyclopts.exceptions import CycloptsError
 from distribai import __version__
 from distribai.cli import (
     config,
+    demo,
     errors,
     health,
     job,
@@ -46,6 +47,7 @@ app.command(job.app)
 app.command(nodes.app)
 app.command(config.app)
 app.command(submit.submit)
+app.command(demo.demo)
 app.command(weights.export_weights)
 app.command(weights.generate)
 app.command(health.health)
