@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 from distribai.api import answers
 from distribai.core.plain import to_plain
 from distribai.core.spec import JobSpec
+from distribai.errors import NotFound
 
 T = TypeVar("T")
 
@@ -39,7 +40,17 @@ class Call(Generic[T]):
 
 
 def job_path(ref: str, tail: str = "") -> str:
-    """A job's address; ``ref`` may be a name with anything in it."""
+    """A job's address.
+
+    Raises:
+        NotFound: ``ref`` cannot stand in an address: it is empty, or has a slash in it.
+    """
+    if ref in ("", ".", "..") or "/" in ref:
+        raise NotFound(
+            "job.unknown",
+            f"{ref!r} cannot name a job here.",
+            "Use the job's id: `distribai job list` shows it.",
+        )
     return f"/api/v1/jobs/{quote(ref, safe='')}{tail}"
 
 

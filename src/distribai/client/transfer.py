@@ -172,7 +172,7 @@ class Transfer:
                     headers = response.headers
                     tag = headers["ETag"]
                     total = done + int(headers["Content-Length"])
-                    for chunk in response.iter_raw(1 << 20):
+                    for chunk in response.iter_raw():
                         _write_all(file, chunk)
                         digest.update(chunk)
                         done += len(chunk)
