@@ -1,10 +1,11 @@
-"""What every part of the orchestrator is handed: its stores, its settings, its clock and its chance."""
+"""What every part of the orchestrator is handed: stores, settings, clock and chance."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from distribai.config import OrchestratorSettings
 from distribai.core.ids import RANDOM_BYTES, Kind, make_id
@@ -12,29 +13,36 @@ from distribai.orchestrator.fleet.registry import Registry
 from distribai.store.blobs import BlobStore
 from distribai.store.engine import Database
 
+Counted = dict[tuple[str, str, str, str], list[int]]
+"""Bytes [up, down] by (job, node, kind, blob's SHA-256)."""
+
 
 class Wake:
     """A hint that something happened which duties may want to look at.
 
     Any number of hints between two looks are one. Duties look every tick anyway, so a lost hint
-    costs time, never work.
+    costs time, never work. Several may wait: each remembers up to which ``count`` it has looked.
     """
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
+        self.count = 0
 
     def set(self) -> None:
-        """Let the duties look as soon as they can."""
+        """Let whoever waits look as soon as they can."""
+        self.count += 1
         self._event.set()
+        self._event = asyncio.Event()
 
-    async def wait(self, timeout_s: float) -> bool:
-        """Wait for a hint, at most ``timeout_s`` seconds, and take it; whether there was one."""
+    async def wait(self, looked: int, timeout_s: float) -> None:
+        """Return at once when there was a hint after ``looked``, else at the next one, and after
+        ``timeout_s`` seconds in any case."""
+        if self.count != looked:
+            return
         try:
             await asyncio.wait_for(self._event.wait(), timeout_s)
         except TimeoutError:
-            return False
-        self._event.clear()
-        return True
+            return
 
 
 @dataclass
@@ -42,7 +50,8 @@ class Grid:
     """One orchestrator process's view of its grid.
 
     ``clock`` is monotonic seconds and decides nothing that is stored; ``entropy(n)`` gives n random
-    bytes. ``holder`` names this process in leased rows.
+    bytes. ``holder`` names this process in leased rows. ``counted`` are bytes that wait to be
+    written (``orchestrator.traffic``).
     """
 
     db: Database
@@ -54,6 +63,14 @@ class Grid:
     fleet: Registry = field(default_factory=Registry)
     wake: Wake = field(default_factory=Wake)
     holder: str = "orchestrator"
+    counted: Counted = field(default_factory=dict)
+
+    @property
+    def scratch(self) -> Path:
+        """Where files are made before they become blobs; emptied at every start."""
+        path = self.settings.state_dir / "scratch"
+        path.mkdir(parents=True, exist_ok=True)
+        return path
 
     def new_id(self, kind: Kind) -> str:
         """A fresh id of ``kind``."""

@@ -120,6 +120,11 @@ class Database:
                 isolation_level="REPEATABLE READ", postgresql_readonly=True
             )
 
+    @property
+    def path(self) -> Path:
+        """The file of an SQLite database."""
+        return Path(self.url.database or "")
+
     @asynccontextmanager
     async def write(self) -> AsyncIterator[Tx]:
         """A transaction that may write: committed at the end of the block, undone on any error.

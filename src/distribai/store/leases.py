@@ -104,6 +104,32 @@ async def expired_tasks(tx: Tx) -> Sequence[AnyRow]:
     )
 
 
+async def write_progress(
+    tx: Tx, task_id: str, node_id: str, attempt: int, progress: dict[str, Any]
+) -> None:
+    """Note how far the attempt that holds a lease is."""
+    await tx.run(
+        update(tasks)
+        .where(
+            tasks.c.id == task_id,
+            tasks.c.node_id == node_id,
+            tasks.c.attempt == attempt,
+            tasks.c.state == TaskState.LEASED.value,
+        )
+        .values(progress=progress)
+    )
+
+
+async def grant_grace(tx: Tx, seconds: float) -> None:
+    """Let no lease run out for ``seconds``, whatever its own end is."""
+    until = tx.now + seconds
+    await tx.run(
+        update(tasks)
+        .where(tasks.c.state == TaskState.LEASED.value, tasks.c.lease_until < until)
+        .values(lease_until=until)
+    )
+
+
 async def leave_state(
     tx: Tx,
     task_id: str,

@@ -197,6 +197,7 @@ versions = Table(
     Column("update_size", BigInteger, nullable=False, default=0),
     Column("outer_sha", SHA, nullable=False, default=""),
     Column("outer_size", BigInteger, nullable=False, default=0),
+    Column("outer_hash", SHA, nullable=False, default=""),
     Column("manifest", JSON, nullable=False),
     Column("contributors", Integer, nullable=False, default=0),
     Column("tokens", BigInteger, nullable=False, default=0),

@@ -2,15 +2,79 @@
 
 from __future__ import annotations
 
+from distribai import __version__
+from distribai.core.states import Liveness, TaskState
+from distribai.errors import Unavailable
 from distribai.orchestrator.context import Grid
-from distribai.orchestrator.records import GridSummary, NodeRecord
+from distribai.orchestrator.records import DeviceRecord, GridSummary, NodeRecord
+from distribai.store.statements import fleet, jobs, work
+
+LIVELINESS = [Liveness.ONLINE.value, Liveness.DEGRADED.value, Liveness.OFFLINE.value]
 
 
 async def list_nodes(grid: Grid) -> tuple[NodeRecord, ...]:
     """All nodes that ever joined, the live ones first."""
-    raise NotImplementedError
+    async with grid.db.read() as tx:
+        rows = await fleet.all_nodes(tx)
+        leased = await work.tasks_in(tx, (TaskState.LEASED,))
+    held: dict[str, list[str]] = {}
+    for task in leased:
+        held.setdefault(task.node_id, []).append(task.id)
+    return tuple(
+        NodeRecord(
+            id=r.id,
+            name=r.name,
+            liveness=r.liveness,
+            standing=r.standing,
+            intent=r.intent,
+            software=r.software,
+            devices=tuple(DeviceRecord(**d) for d in r.devices),
+            joined_at=r.joined_at,
+            last_heard_at=r.last_heard_at,
+            tasks=tuple(held.get(r.id, ())),
+            bytes_up=r.bytes_up,
+            bytes_down=r.bytes_down,
+        )
+        for r in sorted(rows, key=lambda r: LIVELINESS.index(r.liveness))
+    )
 
 
 async def summary(grid: Grid) -> GridSummary:
-    """The grid's health."""
-    raise NotImplementedError
+    """The grid's health.
+
+    Raises:
+        Unavailable: ``grid.database``.
+    """
+    async with grid.db.read() as tx:
+        nodes = await fleet.all_nodes(tx)
+        leased = await work.tasks_in(tx, (TaskState.LEASED,))
+        counts = await work.count_tasks(tx, (TaskState.QUEUED, TaskState.LEASED))
+        by_state = await jobs.count_by_state(tx)
+        now = tx.now
+    problems = await _problems(grid, by_state, sum(n.liveness == "online" for n in nodes))
+    return GridSummary(
+        grid_id=grid.grid_id,
+        software=__version__,
+        database=grid.db.dialect,
+        ok=not problems,
+        problems=problems,
+        now=now,
+        nodes_online=sum(n.liveness == Liveness.ONLINE for n in nodes),
+        nodes_degraded=sum(n.liveness == Liveness.DEGRADED for n in nodes),
+        nodes_offline=sum(n.liveness == Liveness.OFFLINE for n in nodes),
+        nodes_working=len({t.node_id for t in leased}),
+        jobs=by_state,
+        tasks_queued=counts.get(TaskState.QUEUED, 0),
+        tasks_leased=counts.get(TaskState.LEASED, 0),
+    )
+
+
+async def _problems(grid: Grid, by_state: dict[str, int], online: int) -> tuple[str, ...]:
+    found = []
+    if not online and (by_state.get("queued", 0) or by_state.get("running", 0)):
+        found.append("There is work, but no node is online.")
+    try:
+        await grid.blobs.exists("0" * 64)
+    except Unavailable as problem:
+        found.append(problem.message)
+    return tuple(found)

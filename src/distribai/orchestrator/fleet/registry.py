@@ -1,7 +1,195 @@
-"""Live sessions of this process, in memory."""
+"""Live sessions of this process, in memory: what was last heard of each node, and what waits for it.
+
+A session outlives its streams: when a connection breaks, what was not acknowledged waits here, and the
+same daemon goes on with it (``wire.channel``). What must survive this process is in the database;
+everything here is lost with it, and a node that comes back then begins a new session.
+"""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
+from distribai.core.devices import Device
+from distribai.core.states import Intent
+from distribai.core.tasks import Progress
+from distribai.wire.channel import RELIABLE, Channel
+from distribai.wire.v1 import distribai_pb2 as pb
+
+STREAM_BUFFER = 1000
+"""Messages that may wait for a slow connection before it is cut; what counts is kept anyway."""
+
+
+class Stream:
+    """One connection of a session: messages on their way out. ``None`` ends it."""
+
+    def __init__(self) -> None:
+        self.queue: asyncio.Queue[pb.OrchestratorMessage | None] = asyncio.Queue()
+        self.closed = False
+
+    def put(self, message: pb.OrchestratorMessage) -> None:
+        """Send a message; a connection that does not keep up is closed instead."""
+        if self.closed:
+            return
+        if self.queue.qsize() >= STREAM_BUFFER:
+            self.close()
+        else:
+            self.queue.put_nowait(message)
+
+    def close(self, last: pb.SessionEnd | None = None) -> None:
+        """End the connection, after ``last`` if there is one; a second call does nothing."""
+        if self.closed:
+            return
+        self.closed = True
+        if last is not None:
+            self.queue.put_nowait(pb.OrchestratorMessage(session_end=last))
+        self.queue.put_nowait(None)
+
+
+@dataclass
+class LiveSession:
+    """One node's session.
+
+    ``assigned`` are the attempts that were sent to the node and not yet taken back, by task id;
+    ``stopping`` those that it was told to stop. ``told`` is the newest version of each job that it
+    was told of. ``heard`` says that something came since the last flush. Bytes are totals that the
+    node reports since its daemon started, and what of them was flushed.
+    """
+
+    id: str
+    node_id: str
+    public_key: bytes
+    name: str
+    devices: tuple[Device, ...]
+    intent: Intent = Intent.CONTRIBUTE
+    channel: Channel[pb.OrchestratorMessage] = field(default_factory=Channel)
+    stream: Stream | None = None
+    assigned: dict[str, int] = field(default_factory=dict)
+    stopping: set[str] = field(default_factory=set)
+    told: dict[str, int] = field(default_factory=dict)
+    in_hand: dict[str, int] = field(default_factory=dict)
+    progress: dict[str, Progress] = field(default_factory=dict)
+    held_versions: dict[str, int] = field(default_factory=dict)
+    blobs: frozenset[str] = frozenset()
+    heard: bool = True
+    bytes_up: int = 0
+    bytes_down: int = 0
+    flushed_up: int = 0
+    flushed_down: int = 0
+
+    def send(self, message: pb.OrchestratorMessage) -> None:
+        """Number a message and send it now, or when the node is connected again.
+
+        Raises:
+            Unavailable: ``protocol.backlog``: the node never acknowledges.
+        """
+        reliable = message.WhichOneof("body") in RELIABLE
+        seq = self.channel.number(message, reliable=reliable)
+        if self.stream is not None:
+            self.stream.put(self.envelope(seq, message))
+
+    def envelope(self, seq: int, message: pb.OrchestratorMessage) -> pb.OrchestratorMessage:
+        """``message`` under number ``seq`` with the present acknowledgement."""
+        out = pb.OrchestratorMessage()
+        out.CopyFrom(message)
+        out.seq = seq
+        out.ack = self.channel.received
+        return out
+
+    def attach(self, stream: Stream) -> None:
+        """Go on over ``stream``; an earlier one is closed."""
+        if self.stream is not None:
+            self.stream.close()
+        self.stream = stream
+
+    def detach(self, stream: Stream) -> None:
+        """``stream`` has ended; nothing happens when it was replaced already."""
+        if self.stream is stream:
+            self.stream = None
+
+
+@dataclass(frozen=True, slots=True)
+class LogEntry:
+    """A log line of a node that waits for the next flush."""
+
+    node_id: str
+    task_id: str
+    level: str
+    message: str
+    fields: Mapping[str, str]
+
+
+@dataclass
 class Registry:
-    """Live sessions by node."""
+    """Sessions by node, and what waits to be written in a batch.
+
+    ``logs`` are capped: a node that talks too much loses lines, never memory of this process.
+    """
+
+    sessions: dict[str, LiveSession] = field(default_factory=dict)
+    logs: list[LogEntry] = field(default_factory=list)
+    dropped_logs: int = 0
+
+    MAX_LOGS = 10_000
+
+    def of(self, node_id: str) -> LiveSession | None:
+        """The session of a node, if this process has it."""
+        return self.sessions.get(node_id)
+
+    def add(self, session: LiveSession) -> None:
+        """Keep a session; the caller has ended an earlier one of the node."""
+        self.sessions[session.node_id] = session
+
+    def drop(self, session: LiveSession) -> None:
+        """Forget a session, unless a newer one took its place."""
+        if self.sessions.get(session.node_id) is session:
+            del self.sessions[session.node_id]
+
+    def __iter__(self) -> Iterator[LiveSession]:
+        return iter(list(self.sessions.values()))
+
+    def log(self, entry: LogEntry) -> None:
+        """Keep a log line for the next flush."""
+        if len(self.logs) < self.MAX_LOGS:
+            self.logs.append(entry)
+        else:
+            self.dropped_logs += 1
+
+    def take_logs(self) -> list[LogEntry]:
+        """The log lines that wait, and how many were lost, if any."""
+        taken, self.logs = self.logs, []
+        if self.dropped_logs:
+            lost = f"{self.dropped_logs} log lines were dropped: the nodes sent too many"
+            taken.append(LogEntry("", "", "warning", lost, {}))
+            self.dropped_logs = 0
+        return taken
+
+    def progress_of(self, task_id: str, node_id: str, attempt: int) -> Progress | None:
+        """The latest progress of an attempt, if it was reported to this process."""
+        session = self.sessions.get(node_id)
+        found = session.progress.get(task_id) if session else None
+        return found if found is not None and found.attempt == attempt else None
+
+
+def assign_message(body: pb.TaskAssign) -> pb.OrchestratorMessage:
+    """An envelope with a task."""
+    return pb.OrchestratorMessage(task_assign=body)
+
+
+def stop_message(task_id: str, reason: str) -> pb.OrchestratorMessage:
+    """An envelope that stops a task."""
+    return pb.OrchestratorMessage(
+        control=pb.ControlMessage(action="cancel", task_id=task_id, reason=reason)
+    )
+
+
+def ack_message(
+    task_id: str, attempt: int, code: str = "", reason: str = ""
+) -> pb.OrchestratorMessage:
+    """An envelope that says whether a result counted (no code: it did)."""
+    return pb.OrchestratorMessage(
+        task_result_ack=pb.TaskResultAck(
+            task_id=task_id, attempt=attempt, counted=not code, code=code, reason=reason
+        )
+    )

@@ -1,9 +1,44 @@
-"""Who may speak: the operator's token, node session tokens, invites."""
+"""Who may speak: the operator's token, node session tokens, invites.
+
+All are random, 128 bits or more, and stored as SHA-256 only: nothing in the database lets anybody in.
+(A fast hash is right here: there is no dictionary to try against random bits.) The invite's text is
+kept in a file that only the operator's user may read, so that every start prints the same join link.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from distribai.core.ids import RANDOM_BYTES, make_id
+from distribai.core.states import Standing
+from distribai.errors import NotAllowed, Unauthenticated
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.records import Principal
+from distribai.store.engine import Database
+from distribai.store.statements import fleet
+
+OPERATOR_BYTES = 32
+SESSION_BYTES = 32
+INVITE_BYTES = 16
+
+BARRED = frozenset({Standing.QUARANTINED.value, Standing.BANNED.value})
+"""Standings whose nodes get no work and move no bytes."""
+
+Entropy = Callable[[int], bytes]
+
+
+def new_secret(prefix: str, entropy: Entropy, size: int) -> str:
+    """A fresh secret, URL-safe, with a prefix that says what it is."""
+    return prefix + base64.urlsafe_b64encode(entropy(size)).decode().rstrip("=")
+
+
+def hash_secret(secret: str) -> str:
+    """What is stored of a secret."""
+    return hashlib.sha256(secret.encode()).hexdigest()
 
 
 async def verify_token(grid: Grid, token: str) -> Principal:
@@ -11,5 +46,51 @@ async def verify_token(grid: Grid, token: str) -> Principal:
 
     Raises:
         Unauthenticated: ``auth.invalid``: unknown, expired or revoked.
+        NotAllowed: ``auth.forbidden``: the token of a node that is quarantined or banned.
     """
-    raise NotImplementedError
+    hashed = hash_secret(token)
+    async with grid.db.read() as tx:
+        if (found := await fleet.token(tx, hashed)) is not None:
+            return Principal(found.kind)
+        node = await fleet.node_of_token(tx, hashed)
+    if node is None:
+        raise Unauthenticated(
+            "auth.invalid",
+            "The token is unknown, expired or revoked.",
+            "The operator's token was printed at the grid's first start; a node gets a new one "
+            "whenever it connects.",
+        )
+    if node.standing in BARRED:
+        raise NotAllowed("auth.forbidden", f"The node {node.id} is {node.standing}.")
+    return Principal("node", node.id)
+
+
+async def ensure_operator_token(db: Database, entropy: Entropy) -> str:
+    """Make the operator's token at the first start and return it; empty at every later one."""
+    async with db.write() as tx:
+        if await fleet.has_token(tx, "operator"):
+            return ""
+        token = new_secret("dop_", entropy, OPERATOR_BYTES)
+        await fleet.add_token(tx, hash_secret(token), "operator")
+    return token
+
+
+async def ensure_invite(db: Database, state_dir: Path, entropy: Entropy) -> str:
+    """The grid's standing invite, made when there is none; its file holds the text."""
+    path = state_dir / "invite"
+    async with db.write() as tx:
+        invite = path.read_text(encoding="ascii").strip() if path.exists() else ""
+        if invite and await fleet.valid_invite(tx, hash_secret(invite)) is not None:
+            return invite
+        invite = new_secret("", entropy, INVITE_BYTES)
+        _write_private(path, invite)
+        invite_id = make_id("inv", entropy(RANDOM_BYTES))
+        await fleet.add_invite(tx, invite_id, hash_secret(invite))
+    return invite
+
+
+def _write_private(path: Path, text: str) -> None:
+    path.unlink(missing_ok=True)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "w", encoding="ascii") as file:
+        file.write(text + "\n")

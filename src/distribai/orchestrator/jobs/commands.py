@@ -1,39 +1,251 @@
-"""What changes a job on a person's word."""
+"""What changes a job on a person's word.
+
+Each command is one transaction that checks the transition, writes the state and its event, and then
+wakes the duties. A command that finds its work done already succeeds.
+"""
 
 from __future__ import annotations
 
+from distribai.core.plain import canonical_json, fingerprint, to_plain
+from distribai.core.plan import parameter_count, validate_spec
 from distribai.core.spec import JobSpec
+from distribai.core.states import JOB, JobState, RoundState, TaskState, check
+from distribai.errors import Conflict, InvalidSpec, NotFound
 from distribai.orchestrator.context import Grid
+from distribai.orchestrator.jobs import preparation
+from distribai.orchestrator.rounds import tasks as task_rows
+from distribai.store import outbox
+from distribai.store.engine import AnyRow, Tx
+from distribai.store.statements import jobs as statements
+from distribai.store.statements import records, work
+
+MAX_GENERATED_TOKENS = 100_000
 
 
 async def create_job(grid: Grid, spec: JobSpec, idempotency_key: str | None, by: str) -> str:
-    """Make a job, state ``submitted``; its id. The same key with the same spec is the same job."""
-    raise NotImplementedError
+    """Make a job in state ``submitted`` and return its id.
+
+    Takes as long as cutting the data into shards does. The blobs come first and the rows last, so
+    that whatever fails on the way leaves no job behind.
+
+    Args:
+        grid: where.
+        spec: the effective spec; it is checked again.
+        idempotency_key: the same key with the same spec is the same job.
+        by: who asks, for the record.
+
+    Raises:
+        InvalidSpec, InvalidData, Integrity: the spec, its data or its weights cannot be used.
+        Conflict: ``job.idempotency``: the key was used for another spec.
+    """
+    validate_spec(spec)
+    parameters = parameter_count(spec)
+    if parameters > grid.settings.max_parameters:
+        raise InvalidSpec(
+            "spec.model_too_large",
+            f"The model has {parameters} parameters; this grid takes {grid.settings.max_parameters}.",
+            "Take a smaller profile, or ask the operator.",
+            field="model",
+        )
+    if idempotency_key is not None:
+        async with grid.db.read() as tx:
+            if (made := await _made_before(tx, idempotency_key, spec)) is not None:
+                return made
+    await preparation.check_blobs(grid, spec)
+    data = await preparation.prepare_data(grid, spec)
+    job_id = grid.new_id("job")
+    first = await preparation.make_first_version(grid, job_id, spec)
+    try:
+        async with grid.db.write() as tx:
+            await _insert(tx, job_id, spec, by, parameters, data, first)
+            if idempotency_key is not None and not await statements.add_idempotent(
+                tx, idempotency_key, fingerprint(spec), job_id
+            ):
+                raise _SameKey
+            await outbox.append(tx, "job.submitted", job_id=job_id, data={"by": by})
+    except _SameKey:
+        # The same request came twice at once; the other one was first, and this one is undone.
+        assert idempotency_key is not None
+        async with grid.db.read() as tx:
+            made = await _made_before(tx, idempotency_key, spec)
+        assert made is not None, "keys are never deleted"
+        return made
+    return job_id
+
+
+class _SameKey(Exception):
+    """Undoes the transaction that lost a race for an idempotency key."""
+
+
+async def _insert(
+    tx: Tx,
+    job_id: str,
+    spec: JobSpec,
+    by: str,
+    parameters: int,
+    data: preparation.PreparedData,
+    first: preparation.FirstVersion,
+) -> None:
+    await statements.add(
+        tx,
+        id=job_id,
+        name=spec.name,
+        state=JobState.SUBMITTED.value,
+        reason="",
+        spec=to_plain(spec),
+        priority=spec.priority,
+        created_at=tx.now,
+        created_by=by,
+        version=0,
+        rounds_total=spec.round_count,
+        parameters=parameters,
+        manifest_hash=first.manifest.manifest_hash,
+        dataset_key=data.key,
+        plan=preparation.plan_figures(spec, parameters, data),
+        pool_cursor=0,
+        pool_returned=[],
+        tokens=0,
+    )
+    await statements.add_version(
+        tx,
+        job_id=job_id,
+        version=0,
+        weights_hash=first.manifest.weights_hash,
+        weights_sha=first.weights.sha256,
+        weights_size=first.weights.size,
+        manifest=to_plain(first.manifest),
+        created_at=tx.now,
+    )
+    await records.add_blob(tx, first.weights, "weights", job_id)
+
+
+async def _made_before(tx: Tx, key: str, spec: JobSpec) -> str | None:
+    row = await statements.idempotent(tx, key)
+    if row is None:
+        return None
+    if row.fingerprint != fingerprint(spec):
+        raise _key_taken(key)
+    return str(row.job_id)
+
+
+def _key_taken(key: str) -> Conflict:
+    return Conflict(
+        "job.idempotency",
+        f"The idempotency key {key[:60]!r} was used for another spec.",
+        "Take a fresh key for every new job.",
+    )
 
 
 async def accept_job(grid: Grid, job_id: str, by: str) -> None:
-    """Queue a submitted job; accepting an accepted job is no error."""
-    raise NotImplementedError
+    """Queue a submitted job; accepting an accepted one changes nothing.
+
+    Raises:
+        NotFound: ``job.unknown``.
+        Conflict: ``job.state``: it was declined or has ended.
+    """
+    async with grid.db.write() as tx:
+        job = await _lock(tx, job_id)
+        if job.state in (JobState.QUEUED, JobState.RUNNING, JobState.PAUSED):
+            return
+        _check(job, JobState.QUEUED, "accepted")
+        await statements.set_state(tx, job_id, JobState.QUEUED, decided_at=tx.now)
+        await task_rows.add_evaluation(grid, tx, job, 0)
+        await outbox.append(tx, "job.queued", job_id=job_id, data={"by": by})
+    grid.wake.set()
 
 
 async def decline_job(grid: Grid, job_id: str, why: str, by: str) -> None:
-    """Refuse a submitted job."""
-    raise NotImplementedError
+    """Refuse a submitted job, with the reason; declining a declined one changes nothing.
+
+    Raises:
+        NotFound: ``job.unknown``.
+        Conflict: ``job.state``: it was accepted or has ended.
+    """
+    async with grid.db.write() as tx:
+        job = await _lock(tx, job_id)
+        if job.state == JobState.DECLINED:
+            return
+        _check(job, JobState.DECLINED, "declined")
+        await statements.set_state(
+            tx, job_id, JobState.DECLINED, reason=why, decided_at=tx.now, ended_at=tx.now
+        )
+        await outbox.append(tx, "job.declined", job_id=job_id, data={"by": by, "reason": why})
 
 
 async def cancel_job(grid: Grid, job_id: str, why: str, by: str) -> None:
-    """End an open job; its tasks end with it."""
-    raise NotImplementedError
+    """End an open job; its open rounds and tasks end with it.
+
+    Raises:
+        NotFound: ``job.unknown``.
+        Conflict: ``job.state``: it has ended otherwise.
+    """
+    async with grid.db.write() as tx:
+        job = await _lock(tx, job_id)
+        if job.state == JobState.CANCELLED:
+            return
+        _check(job, JobState.CANCELLED, "cancelled")
+        await end_job(tx, job, JobState.CANCELLED, why or f"cancelled by {by}")
+    grid.wake.set()
 
 
 async def pause_job(grid: Grid, job_id: str, by: str) -> None:
-    """Let a running job rest: nothing new is leased."""
-    raise NotImplementedError
+    """Let a running job rest: what is leased goes on, nothing new is leased.
+
+    Raises:
+        NotFound: ``job.unknown``.
+        Conflict: ``job.state``: it does not run.
+    """
+    await _switch(grid, job_id, JobState.PAUSED, "paused", by)
 
 
 async def resume_job(grid: Grid, job_id: str, by: str) -> None:
-    """Let a paused job go on."""
-    raise NotImplementedError
+    """Let a paused job go on.
+
+    Raises:
+        NotFound: ``job.unknown``.
+        Conflict: ``job.state``: it is not paused.
+    """
+    await _switch(grid, job_id, JobState.RUNNING, "resumed", by)
+
+
+async def _switch(grid: Grid, job_id: str, new: JobState, verb: str, by: str) -> None:
+    async with grid.db.write() as tx:
+        job = await _lock(tx, job_id)
+        if job.state == new:
+            return
+        if new is JobState.RUNNING and job.state != JobState.PAUSED:
+            raise _wrong_state(job, verb)
+        _check(job, new, verb)
+        await statements.set_state(tx, job_id, new)
+        await outbox.append(tx, f"job.{new.value}", job_id=job_id, data={"by": by})
+    grid.wake.set()
+
+
+async def end_job(tx: Tx, job: AnyRow, new: JobState, reason: str) -> None:
+    """End a job whose row is locked: its open rounds are abandoned, its open tasks cancelled.
+
+    Raises:
+        Conflict: ``state.transition``.
+    """
+    check(JOB, JobState(job.state), new, f"Job {job.id}")
+    await statements.set_state(tx, job.id, new, reason=reason, ended_at=tx.now)
+    for row in await work.rounds_of(tx, job.id):
+        if row.state in (RoundState.OPEN, RoundState.CLOSING):
+            await work.leave_round(
+                tx,
+                job.id,
+                row.number,
+                row.take,
+                RoundState(row.state),
+                RoundState.ABANDONED,
+                reason=reason,
+                closed_at=tx.now,
+            )
+    for task in await work.tasks_in(tx, work.OPEN_TASKS, job_id=job.id):
+        # A sample that somebody asked for is worth having whatever became of the job.
+        if task.phase != "generate":
+            await task_rows.end(tx, task, TaskState.CANCELLED, reason)
+    await outbox.append(tx, f"job.{new.value}", job_id=job.id, data={"reason": reason})
 
 
 async def request_generation(
@@ -45,5 +257,50 @@ async def request_generation(
     temperature: float,
     seed: int,
 ) -> str:
-    """Queue a generate task from ``version`` (None: the latest); its id."""
-    raise NotImplementedError
+    """Queue a generate task from ``version`` (None: the latest) and return its id.
+
+    Raises:
+        NotFound: ``job.unknown`` or ``job.no_weights``.
+        InvalidSpec: ``spec.invalid``: a figure is out of bounds.
+    """
+    if not 1 <= max_tokens <= MAX_GENERATED_TOKENS or not 0 <= temperature <= 100:
+        raise InvalidSpec(
+            "spec.invalid",
+            f"Cannot generate {max_tokens} tokens at temperature {temperature}.",
+            f"Tokens: 1 to {MAX_GENERATED_TOKENS}; temperature: 0 to 100.",
+        )
+    params = {"prompt": prompt, "max_tokens": max_tokens, "temperature": temperature, "seed": seed}
+    canonical_json(params)  # refuses NaN before anything is written
+    task_id = grid.new_id("task")
+    async with grid.db.write() as tx:
+        job = await _lock(tx, job_id)
+        number = job.version if version is None else version
+        if await statements.version(tx, job_id, number) is None:
+            raise NotFound(
+                "job.no_weights",
+                f"Job {job_id} has no version {number}; its latest is {job.version}.",
+                "Wait for it, or take an earlier version.",
+            )
+        await task_rows.add(tx, task_id, job, number, "generate", params=params)
+    grid.wake.set()
+    return task_id
+
+
+async def _lock(tx: Tx, job_id: str) -> AnyRow:
+    job = await statements.lock(tx, job_id)
+    if job is None:
+        raise NotFound("job.unknown", f"There is no job {job_id}.", "List jobs: distribai job list")
+    return job
+
+
+def _check(job: AnyRow, new: JobState, verb: str) -> None:
+    if new not in JOB[JobState(job.state)]:
+        raise _wrong_state(job, verb)
+
+
+def _wrong_state(job: AnyRow, verb: str) -> Conflict:
+    return Conflict(
+        "job.state",
+        f"Job {job.name} is {job.state}: it cannot be {verb}.",
+        job.reason and f"It is {job.state} because: {job.reason}",
+    )

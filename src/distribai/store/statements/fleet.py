@@ -89,6 +89,31 @@ async def set_liveness(
     )
 
 
+async def silent_since(tx: Tx, moment: float) -> Sequence[AnyRow]:
+    """Ids of nodes that count as online and were last heard at or before ``moment``, and of
+    degraded ones."""
+    return await tx.all(
+        select(nodes.c.id).where(
+            or_(
+                and_(nodes.c.liveness == Liveness.ONLINE.value, nodes.c.last_heard_at <= moment),
+                nodes.c.liveness == Liveness.DEGRADED.value,
+            )
+        )
+    )
+
+
+async def set_online(tx: Tx, ids: Collection[str]) -> Sequence[AnyRow]:
+    """Nodes of ``ids`` that were not online are; their ids."""
+    if not ids:
+        return []
+    return await tx.all(
+        update(nodes)
+        .where(nodes.c.id.in_(list(ids)), nodes.c.liveness != Liveness.ONLINE.value)
+        .values(liveness=Liveness.ONLINE.value)
+        .returning(nodes.c.id)
+    )
+
+
 async def hear_all(tx: Tx) -> None:
     """After a start: whoever was not given up counts as heard now."""
     await tx.run(
@@ -111,6 +136,11 @@ async def open_session(tx: Tx, session_id: str, node_id: str, token_hash: str, h
             created_at=tx.now,
         )
     )
+
+
+async def renew_session(tx: Tx, session_id: str, token_hash: str) -> None:
+    """Give a session that goes on a fresh token."""
+    await tx.run(update(sessions).where(sessions.c.id == session_id).values(token_hash=token_hash))
 
 
 async def end_sessions(tx: Tx, node_id: str) -> None:

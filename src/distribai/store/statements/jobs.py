@@ -66,15 +66,34 @@ async def page(
     return await tx.all(query.order_by(jobs.c.created_at.desc(), jobs.c.id.desc()).limit(limit))
 
 
-async def matching(tx: Tx, ref: str, limit: int = 6) -> Sequence[AnyRow]:
-    """Id, name and state of jobs whose id starts with ``ref`` or whose name is ``ref``."""
-    # Neither database's LIKE is needed: ids are lower-case and prefixes are compared as ranges.
+async def named(tx: Tx, name: str) -> Sequence[AnyRow]:
+    """Id, name and state of the jobs of that name, newest first."""
     return await tx.all(
         select(jobs.c.id, jobs.c.name, jobs.c.state)
-        .where(or_(func.substr(jobs.c.id, 1, len(ref)) == ref, jobs.c.name == ref))
+        .where(jobs.c.name == name)
         .order_by(jobs.c.created_at.desc(), jobs.c.id)
-        .limit(limit)
     )
+
+
+async def beginning(tx: Tx, prefix: str) -> Sequence[AnyRow]:
+    """Id, name and state of the jobs whose id begins like that, newest first."""
+    return await tx.all(
+        select(jobs.c.id, jobs.c.name, jobs.c.state)
+        .where(func.substr(jobs.c.id, 1, len(prefix)) == prefix)
+        .order_by(jobs.c.created_at.desc(), jobs.c.id)
+    )
+
+
+async def latest_losses(tx: Tx, ids: Collection[str]) -> dict[str, float]:
+    """The held-out loss of each job's newest version that has one."""
+    if not ids:
+        return {}
+    rows = await tx.all(
+        select(versions.c.job_id, versions.c.held_out_loss)
+        .where(versions.c.job_id.in_(list(ids)), versions.c.held_out_loss.is_not(None))
+        .order_by(versions.c.version)
+    )
+    return {row[0]: float(row[1]) for row in rows}
 
 
 async def count_by_state(tx: Tx) -> dict[str, int]:

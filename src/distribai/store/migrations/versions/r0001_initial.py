@@ -267,6 +267,7 @@ def upgrade() -> None:
         sa.Column("update_size", sa.BigInteger(), nullable=False),
         sa.Column("outer_sha", sa.String(length=64), nullable=False),
         sa.Column("outer_size", sa.BigInteger(), nullable=False),
+        sa.Column("outer_hash", sa.String(length=64), nullable=False),
         sa.Column("manifest", sa.JSON(), nullable=False),
         sa.Column("contributors", sa.Integer(), nullable=False),
         sa.Column("tokens", sa.BigInteger(), nullable=False),

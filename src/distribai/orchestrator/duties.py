@@ -1,0 +1,137 @@
+"""The orchestrator's standing duties: each repeatable, run on a hint and every tick.
+
+Three loops, so that a long merge holds up no heartbeat: *control* (write what was heard, notice
+silence, open rounds, lease tasks, complete jobs, tell the nodes), *verify* and *merge*. What decides
+is done under a lease on the duty's row, so that of several replicas one does it, and another takes
+over when that one dies. What concerns this process's own streams needs no lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import structlog
+
+from distribai.errors import Unavailable
+from distribai.orchestrator.context import Grid
+from distribai.orchestrator.fleet.delivery import deliver
+from distribai.orchestrator.fleet.liveness import flush, sweep
+from distribai.orchestrator.jobs.completion import complete_jobs
+from distribai.orchestrator.rounds.merging import merge_all
+from distribai.orchestrator.rounds.opening import open_rounds
+from distribai.orchestrator.rounds.scheduling import schedule
+from distribai.orchestrator.rounds.verifying import verify_all
+from distribai.store import leases
+
+log = structlog.get_logger(__name__)
+
+LEASE_S = 30.0
+"""A dead replica's duties are taken over after this long at the latest."""
+
+RENEW_S = 10.0
+"""A lease is prolonged when it was not for this long."""
+
+
+@dataclass
+class DutyLease:
+    """This process's lease on one duty; ``renewed_at`` on the process's clock."""
+
+    grid: Grid
+    name: str
+    renewed_at: float | None = None
+
+    async def held(self) -> bool:
+        """Whether the duty is ours now, after prolonging the lease if it is time."""
+        now = self.grid.clock()
+        if self.renewed_at is not None and now - self.renewed_at < RENEW_S:
+            return True
+        async with self.grid.db.write() as tx:
+            fence = await leases.take_duty(tx, self.name, self.grid.holder, LEASE_S)
+        self.renewed_at = now if fence is not None else None
+        return fence is not None
+
+
+@dataclass
+class Duties:
+    """All duties of one process."""
+
+    grid: Grid
+    _next_grace: float | None = None
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._leases = {n: DutyLease(self.grid, n) for n in ("control", "verify", "merge")}
+
+    async def control(self) -> bool:
+        """One look at everything but submissions and merges; whether anything changed."""
+        changed = False
+        await flush(self.grid)
+        if await self._leases["control"].held():
+            changed |= await sweep(self.grid)
+            changed |= await open_rounds(self.grid)
+            changed |= await schedule(self.grid)
+            changed |= await complete_jobs(self.grid)
+        await deliver(self.grid)
+        return changed
+
+    async def verify(self) -> bool:
+        """Judge what was submitted; whether anything was."""
+        return await self._leases["verify"].held() and await verify_all(self.grid)
+
+    async def merge(self) -> bool:
+        """Freeze and merge what is ready; whether anything changed."""
+        if not await self._leases["merge"].held():
+            return False
+        changed, self._next_grace = await merge_all(self.grid)
+        return changed
+
+    async def settle(self, rounds: int = 50) -> None:
+        """Run all duties in turn until none has anything left to do (for tests and simulations).
+
+        Raises:
+            RuntimeError: they still have after ``rounds`` turns: two duties undo each other.
+        """
+        for _ in range(rounds):
+            if not any([await self.control(), await self.verify(), await self.merge()]):
+                return
+        raise RuntimeError("the duties do not come to rest")
+
+    def start(self) -> None:
+        """Run the loops in the background."""
+        for name, duty in (
+            ("control", self.control),
+            ("verify", self.verify),
+            ("merge", self.merge),
+        ):
+            self._tasks.append(asyncio.create_task(self._loop(name, duty), name=f"duty {name}"))
+
+    async def stop(self) -> None:
+        """End the loops. What was being done is undone or finished by the next start."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+
+    async def watch(self) -> None:
+        """Wait until a loop ends by itself, and raise what ended it: a defect."""
+        done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+
+    async def _loop(self, name: str, duty: Callable[[], Awaitable[bool]]) -> None:
+        tick = self.grid.settings.liveness.tick_s
+        while True:
+            looked = self.grid.wake.count
+            try:
+                if await duty():
+                    self.grid.wake.set()
+                    continue
+            except Unavailable as problem:
+                # The database or the blob store is away: everything is repeatable, so try again.
+                log.warning("duty.unavailable", duty=name, problem=str(problem))
+            wait = tick
+            if name == "merge" and self._next_grace is not None:
+                wait = min(tick, max(0.0, self._next_grace))
+            await self.grid.wake.wait(looked, wait)

@@ -1,0 +1,156 @@
+"""Telling nodes what the database says: tasks to do, tasks to stop, new versions.
+
+Nothing is handed from a duty to a stream. Whoever leases a task writes it down; the process that
+holds the node's stream compares what its sessions were sent with what the database says, and sends
+the difference. So it does not matter which replica decided, and a process that has just started has
+nothing to remember.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from distribai.core.spec import BlobRef
+from distribai.core.states import JobState, RoundState, TaskState
+from distribai.core.tasks import Assignment, DatasetRef, UpdateRef, WeightsRef
+from distribai.errors import Unavailable
+from distribai.orchestrator.context import Grid
+from distribai.orchestrator.fleet.registry import LiveSession, assign_message, stop_message
+from distribai.orchestrator.rounds.tasks import spec_of
+from distribai.store.engine import AnyRow, Tx
+from distribai.store.statements import jobs, work
+from distribai.store.values import blob_or_none, ranges_from_json
+from distribai.wire.convert import assignment_to_wire, weights_to_wire
+from distribai.wire.v1 import distribai_pb2 as pb
+
+MAX_UPDATES = 8
+"""Updates that a reference names at most: a node further behind takes the snapshot anyway."""
+
+FINAL = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.DECLINED})
+
+
+async def deliver(grid: Grid) -> None:
+    """Send every session of this process what it has not been sent yet."""
+    for session in grid.fleet:
+        try:
+            async with grid.db.read() as tx:
+                held = await work.tasks_in(tx, (TaskState.LEASED,), node_id=session.node_id)
+                # After each await the session may have been replaced; its sends go nowhere then.
+                for task in held:
+                    if session.assigned.get(task.id) != task.attempt:
+                        await _assign(tx, session, task)
+                await _stop(tx, session, held)
+                await _tell_versions(tx, session)
+        except Unavailable as problem:
+            if problem.code != "protocol.backlog":
+                raise
+            # A peer that never acknowledges: cut it off; it begins anew, or falls silent.
+            if session.stream is not None:
+                session.stream.close()
+            grid.fleet.drop(session)
+
+
+async def _assign(tx: Tx, session: LiveSession, task: AnyRow) -> None:
+    job = await jobs.get(tx, task.job_id)
+    assert job is not None
+    assignment = await build_assignment(tx, job, task)
+    session.assigned[task.id] = task.attempt
+    session.stopping.discard(task.id)
+    session.told[job.id] = max(session.told.get(job.id, 0), task.round)
+    session.send(assign_message(assignment_to_wire(assignment, task.device)))
+
+
+async def build_assignment(tx: Tx, job: AnyRow, task: AnyRow) -> Assignment:
+    """A leased task as its node sees it."""
+    data = None
+    if task.phase != "generate":
+        prepared = await jobs.dataset(tx, job.dataset_key)
+        assert prepared is not None
+        data = DatasetRef(BlobRef(prepared.manifest_sha, prepared.manifest_size))
+    params = dict(task.params)
+    world_size = params.pop("world_size", 1)
+    return Assignment(
+        job_id=job.id,
+        task_id=task.id,
+        attempt=task.attempt,
+        round=task.round,
+        phase=task.phase,
+        spec=spec_of(job),
+        base=await weights_ref(tx, job, task.round),
+        data=data,
+        paradigm=job.spec["paradigm"],
+        samples=ranges_from_json(task.samples),
+        steps=task.steps,
+        inner_step_offset=task.inner_step_offset,
+        deadline_s=max(0.0, task.deadline_at - tx.now),
+        env={"RANK": str(task.slot), "WORLD_SIZE": str(world_size)},
+        params=params,
+    )
+
+
+async def weights_ref(tx: Tx, job: AnyRow, number: int) -> WeightsRef:
+    """How to get version ``number``: its snapshot, and the updates that are no larger than it."""
+    rows = await jobs.latest_versions(tx, job.id, number, MAX_UPDATES + 1)
+    newest = rows[0]
+    updates: list[UpdateRef] = []
+    budget = newest.weights_size
+    for row in rows:
+        ref = blob_or_none(row.update_sha, row.update_size)
+        if ref is None or ref.size > budget or len(updates) == MAX_UPDATES:
+            break
+        budget -= ref.size
+        updates.append(UpdateRef(row.version, ref, row.weights_hash))
+    # Version 0 without weights of the user's is made from the seed: nothing is sent.
+    from_seed = number == 0 and job.spec["model"]["init"] is None
+    return WeightsRef(
+        version=number,
+        weights_hash=newest.weights_hash,
+        snapshot=None if from_seed else BlobRef(newest.weights_sha, newest.weights_size),
+        snapshot_version=number,
+        updates=tuple(reversed(updates)),
+    )
+
+
+async def _stop(tx: Tx, session: LiveSession, held: Sequence[AnyRow]) -> None:
+    """Stop what the node does in vain: tasks it lost, and slots of rounds that have closed."""
+    leased = {task.id: task for task in held}
+    lost = [t for t, attempt in session.assigned.items() if not _holds(leased.get(t), attempt)]
+    for task in await work.tasks_by_id(tx, lost):
+        attempt = session.assigned.pop(task.id)
+        session.progress.pop(task.id, None)
+        reported = task.outcome_hash and task.attempt == attempt
+        if not reported and task.id not in session.stopping:
+            session.send(stop_message(task.id, task.reason or f"the task is {task.state}"))
+        session.stopping.discard(task.id)
+    for task in held:
+        if task.phase == "train" and task.id not in session.stopping:
+            row = await work.get_round(tx, task.job_id, task.round, task.take)
+            if row is None or row.state != RoundState.OPEN:
+                session.stopping.add(task.id)
+                session.send(stop_message(task.id, "its round has closed"))
+
+
+def _holds(task: AnyRow | None, attempt: int) -> bool:
+    return task is not None and task.attempt == attempt
+
+
+async def _tell_versions(tx: Tx, session: LiveSession) -> None:
+    """Tell of new versions of the jobs that the node has worked for."""
+    for job_id, told in list(session.told.items()):
+        job = await jobs.get(tx, job_id)
+        assert job is not None
+        done = JobState(job.state) in FINAL
+        if job.version <= told and not done:
+            continue
+        complete = pb.DiLoCoRoundComplete(
+            job_id=job.id,
+            round=max(0, job.version - 1),
+            version=job.version,
+            weights=weights_to_wire(await weights_ref(tx, job, job.version)),
+            job_done=done,
+        )
+        if done:
+            del session.told[job_id]
+        else:
+            session.told[job_id] = job.version
+        session.send(pb.OrchestratorMessage(round_complete=complete))

@@ -1,0 +1,197 @@
+"""Who is here: what was heard goes to the database in batches, and silence is noticed there.
+
+Heartbeats prolong the leases of the tasks that they name. A node that has been silent for
+``degraded_s`` gets no new work; after ``offline_s`` it counts as gone and its leases die. A node that
+says goodbye, or wants to drain, is taken at its word at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from distribai.core.states import Intent, Liveness, TaskState
+from distribai.orchestrator import traffic
+from distribai.orchestrator.context import Grid
+from distribai.orchestrator.fleet.registry import LiveSession
+from distribai.orchestrator.fleet.tokens import BARRED
+from distribai.orchestrator.rounds import results
+from distribai.store import leases, outbox
+from distribai.store.engine import AnyRow, Tx
+from distribai.store.statements import fleet, jobs, records, work
+from distribai.wire.v1 import distribai_pb2 as pb
+
+MAX_LOG_CHARACTERS = 4000
+
+
+async def flush(grid: Grid) -> None:
+    """Write what was heard since the last time: nodes, leases, progress, logs, bytes."""
+    heard = [s for s in grid.fleet if s.heard]
+    counted = traffic.take(grid)
+    logs = grid.fleet.take_logs()
+    if not heard and not counted and not logs:
+        return
+    rows = []
+    for session in heard:
+        session.heard = False
+        rows.append(_heard_row(session))
+    async with grid.db.write() as tx:
+        await fleet.heard(tx, rows)
+        for session in heard:
+            held = list(session.in_hand.items())
+            await leases.extend_leases(tx, session.node_id, held, grid.settings.liveness.offline_s)
+        await _write_progress(tx, heard)
+        if logs:
+            tasks = {t.id: t for t in await work.tasks_by_id(tx, {e.task_id for e in logs})}
+            await records.add_logs(
+                tx,
+                [
+                    {
+                        "level": e.level,
+                        "message": e.message[:MAX_LOG_CHARACTERS],
+                        "job_id": tasks[e.task_id].job_id if e.task_id in tasks else "",
+                        "task_id": e.task_id,
+                        "node_id": e.node_id,
+                        "fields": dict(e.fields),
+                    }
+                    for e in logs
+                ],
+            )
+        await traffic.write(tx, counted)
+        back = await fleet.set_online(tx, [s.node_id for s in heard])
+        for row in back:
+            await _liveness_event(tx, row.id, Liveness.ONLINE)
+        nodes = await fleet.nodes_by_id(tx, [s.node_id for s in grid.fleet])
+    _bar(grid, nodes)
+    if back:
+        grid.wake.set()
+
+
+def _heard_row(session: LiveSession) -> dict[str, object]:
+    up, down = session.bytes_up, session.bytes_down
+    # A daemon that was restarted counts from 0 again.
+    more_up = up - session.flushed_up if up >= session.flushed_up else up
+    more_down = down - session.flushed_down if down >= session.flushed_down else down
+    session.flushed_up, session.flushed_down = up, down
+    return {
+        "node": session.node_id,
+        "intent": session.intent.value,
+        "up": more_up,
+        "down": more_down,
+    }
+
+
+async def _write_progress(tx: Tx, heard: Sequence[LiveSession]) -> None:
+    for session in heard:
+        for progress in session.progress.values():
+            await leases.write_progress(
+                tx,
+                progress.task_id,
+                session.node_id,
+                progress.attempt,
+                {
+                    "step": progress.step,
+                    # JSON has no NaN; a loss that is none says as much.
+                    "loss": progress.loss if progress.loss == progress.loss else None,
+                    "tokens_per_s": progress.tokens_per_s,
+                },
+            )
+
+
+def _bar(grid: Grid, nodes: Sequence[AnyRow]) -> None:
+    """End the sessions of nodes whose standing no longer allows one."""
+    for node in nodes:
+        session = grid.fleet.of(node.id)
+        if node.standing in BARRED and session is not None:
+            if session.stream is not None:
+                session.stream.close(
+                    pb.SessionEnd(code="auth.forbidden", message=f"This node is {node.standing}.")
+                )
+            grid.fleet.drop(session)
+
+
+async def sweep(grid: Grid) -> bool:
+    """Notice silence: nodes become degraded or offline, leases die; whether anything changed."""
+    liveness = grid.settings.liveness
+    async with grid.db.read() as tx:
+        silent_ids = await fleet.silent_since(tx, tx.now - liveness.degraded_s)
+        if not silent_ids and not await leases.expired_tasks(tx):
+            return False
+    async with grid.db.write() as tx:
+        gone = await fleet.set_liveness(
+            tx,
+            (Liveness.ONLINE, Liveness.DEGRADED),
+            Liveness.OFFLINE,
+            tx.now - liveness.offline_s,
+        )
+        silent = await fleet.set_liveness(
+            tx, (Liveness.ONLINE,), Liveness.DEGRADED, tx.now - liveness.degraded_s
+        )
+        for row in gone:
+            await _liveness_event(tx, row.id, Liveness.OFFLINE)
+        for row in silent:
+            await _liveness_event(tx, row.id, Liveness.DEGRADED)
+        expired = await leases.expired_tasks(tx)
+    for row in gone:
+        _forget(grid, row.id)
+        await release_node(grid, row.id, "its node fell silent")
+    for task in expired:
+        late = task.deadline_at is not None and task.lease_until >= task.deadline_at
+        why = "it took longer than its hard deadline" if late else "its lease ran out"
+        await _release(grid, task, why, expired=True)
+    return bool(gone or silent or expired)
+
+
+def _forget(grid: Grid, node_id: str) -> None:
+    """Drop the session of a silent node: when it comes back it begins a new one."""
+    session = grid.fleet.of(node_id)
+    if session is not None:
+        if session.stream is not None:
+            session.stream.close()
+        grid.fleet.drop(session)
+
+
+async def release_node(
+    grid: Grid, node_id: str, why: str, keep: frozenset[str] = frozenset()
+) -> None:
+    """Take all leased tasks of a node back, but those in ``keep``."""
+    async with grid.db.read() as tx:
+        held = await work.tasks_in(tx, (TaskState.LEASED,), node_id=node_id)
+    for task in held:
+        if task.id not in keep:
+            await _release(grid, task, why)
+
+
+async def _release(grid: Grid, task: AnyRow, why: str, *, expired: bool = False) -> None:
+    async with grid.db.write() as tx:
+        await jobs.lock(tx, task.job_id)
+        current = await work.get_task(tx, task.id)
+        assert current is not None, "tasks are never deleted"
+        if current.state != TaskState.LEASED or current.attempt != task.attempt:
+            return
+        if expired and current.lease_until > tx.now:
+            return  # another replica has heard of it meanwhile
+        await results.lose_lease(tx, current, why)
+    grid.wake.set()
+
+
+async def goodbye(grid: Grid, session: LiveSession) -> None:
+    """A node that was draining has closed its stream: it is gone, without waiting for silence."""
+    grid.fleet.drop(session)
+    async with grid.db.write() as tx:
+        await fleet.end_sessions(tx, session.node_id)
+        await fleet.change_node(
+            tx, session.node_id, liveness=Liveness.OFFLINE.value, intent=Intent.DRAIN.value
+        )
+        await _liveness_event(tx, session.node_id, Liveness.OFFLINE)
+    await release_node(grid, session.node_id, "its node has left")
+
+
+async def after_start(grid: Grid) -> None:
+    """Every node counts as heard now, and no lease expires for ``startup_grace_s``."""
+    async with grid.db.write() as tx:
+        await fleet.hear_all(tx)
+        await leases.grant_grace(tx, grid.settings.liveness.startup_grace_s)
+
+
+async def _liveness_event(tx: Tx, node_id: str, state: Liveness) -> None:
+    await outbox.append(tx, f"node.{state.value}", node_id=node_id)

@@ -1,0 +1,216 @@
+"""Letting a node in: its key, its invite, its session, the tasks in its hands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from distribai.core.devices import Device, TaskInHand
+from distribai.core.ids import node_id as id_of_key
+from distribai.core.plain import to_plain
+from distribai.core.states import Intent, Liveness, Standing, TaskState
+from distribai.errors import NotAllowed, ProtocolMismatch
+from distribai.orchestrator.context import Grid
+from distribai.orchestrator.fleet.liveness import release_node
+from distribai.orchestrator.fleet.registry import LiveSession
+from distribai.orchestrator.fleet.tokens import BARRED, SESSION_BYTES, hash_secret, new_secret
+from distribai.store import leases, outbox
+from distribai.store.engine import AnyRow, Tx
+from distribai.store.statements import fleet, work
+from distribai.wire.convert import devices_from_wire, in_hand_from_wire
+from distribai.wire.endings import end_of
+from distribai.wire.signing import verify_register
+from distribai.wire.v1 import distribai_pb2 as pb
+from distribai.wire.versions import negotiate
+
+MAX_BLOBS = 1000
+MAX_NAME = 100
+MAX_DEVICES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A session that may go on, and what to tell its node first."""
+
+    session: LiveSession
+    ack: pb.RegisterAck
+
+
+async def register(grid: Grid, message: pb.RegisterSession, nonce: bytes) -> Registered:
+    """Check a registration and open a session, or go on with one.
+
+    Raises:
+        ProtocolMismatch: ``protocol.version``, or ``protocol.malformed``.
+        NotAllowed: ``node.key``: not the key's signature; ``node.invite``: an unknown key without a
+            valid invite; ``auth.forbidden``: the node is quarantined or banned.
+    """
+    protocol = negotiate(message.protocol, message.protocol)
+    key = bytes(message.public_key)
+    verify_register(key, bytes(message.signature), grid.grid_id, nonce)
+    node_id = id_of_key(key)
+    devices = devices_from_wire(message.devices)
+    if not devices or len(devices) > MAX_DEVICES:
+        raise ProtocolMismatch(
+            "protocol.malformed", f"A node has 1 to {MAX_DEVICES} devices, not {len(devices)}."
+        )
+    intent = read_intent(message.intent)
+    in_hand = in_hand_from_wire(message.tasks)
+    old = grid.fleet.of(node_id)
+    resumed = old is not None and message.resume_session == old.id
+    if resumed:
+        # Refuses claims that do not fit; the node then begins a new session.
+        try:
+            assert old is not None
+            old.channel.resume(message.received)
+        except ProtocolMismatch:
+            resumed = False
+    token = new_secret("dns_", grid.entropy, SESSION_BYTES)
+    session_id = old.id if resumed and old is not None else grid.new_id("ses")
+    async with grid.db.write() as tx:
+        await _admit(tx, node_id, key, message, devices, intent)
+        if resumed:
+            await fleet.renew_session(tx, session_id, hash_secret(token))
+        else:
+            await fleet.open_session(tx, session_id, node_id, hash_secret(token), grid.holder)
+        held = await _sort_out(grid, tx, node_id, in_hand)
+    if resumed and old is not None:
+        session = old
+        session.devices, session.intent = devices, intent
+    else:
+        session = LiveSession(session_id, node_id, key, message.name[:MAX_NAME], devices, intent)
+        _replace(grid, session)
+        # What a node does not present is lost with its daemon: others can do it at once.
+        session.assigned = dict(held)
+        await release_node(
+            grid, node_id, "its node came back without it", keep=frozenset(session.assigned)
+        )
+    session.heard = True
+    session.in_hand = dict(held)
+    session.blobs = frozenset(list(message.blobs)[:MAX_BLOBS])
+    grid.wake.set()
+    keep = [t for t in in_hand if (t.task_id, t.attempt) in held]
+    drop = [t for t in in_hand if (t.task_id, t.attempt) not in held]
+    ack = pb.RegisterAck(
+        protocol=protocol,
+        node_id=node_id,
+        session_id=session.id,
+        session_token=token,
+        resumed=resumed,
+        received=session.channel.received,
+        heartbeat_s=grid.settings.liveness.heartbeat_s,
+        keep=_hands(keep),
+        drop=_hands(drop),
+    )
+    return Registered(session, ack)
+
+
+def read_intent(text: str) -> Intent:
+    """What the contributor wants; nothing said means to contribute.
+
+    Raises:
+        ProtocolMismatch: ``protocol.malformed``.
+    """
+    try:
+        return Intent(text or Intent.CONTRIBUTE)
+    except ValueError as problem:
+        raise ProtocolMismatch(
+            "protocol.malformed", f"A node's intent is {text[:40]!r}."
+        ) from problem
+
+
+def _hands(tasks: Iterable[TaskInHand]) -> list[pb.TaskInHand]:
+    return [pb.TaskInHand(task_id=t.task_id, attempt=t.attempt, device=t.device) for t in tasks]
+
+
+def _replace(grid: Grid, session: LiveSession) -> None:
+    """Put a new session in the place of an older one of the same key, which is told so."""
+    old = grid.fleet.of(session.node_id)
+    if old is not None and old.stream is not None:
+        old.stream.close(fenced())
+    grid.fleet.add(session)
+
+
+def fenced() -> pb.SessionEnd:
+    """What an older session of a key is told: two daemons must not share one key."""
+    return end_of(
+        NotAllowed(
+            "node.fenced",
+            "A newer session of this node's key has taken over.",
+            "Give each daemon a state directory of its own.",
+        ),
+        retry=False,
+    )
+
+
+async def _admit(
+    tx: Tx,
+    node_id: str,
+    key: bytes,
+    message: pb.RegisterSession,
+    devices: tuple[Device, ...],
+    intent: Intent,
+) -> None:
+    node = await fleet.lock_node(tx, node_id)
+    if node is None:
+        invite = await fleet.valid_invite(tx, hash_secret(message.invite))
+        if invite is None:
+            raise NotAllowed(
+                "node.invite",
+                "This key is new to the grid, and the join link's invite is unknown, used up or "
+                "expired.",
+                "Ask the operator for a fresh join link.",
+            )
+        await fleet.use_invite(tx, invite)
+        await fleet.add_node(
+            tx,
+            id=node_id,
+            public_key=key,
+            name=message.name[:MAX_NAME],
+            liveness=Liveness.ONLINE.value,
+            standing=Standing.TRUSTED.value,
+            intent=intent.value,
+            software=message.software[:MAX_NAME],
+            devices=to_plain(devices),
+            invite_id=invite,
+            joined_at=tx.now,
+            last_heard_at=tx.now,
+        )
+        await outbox.append(
+            tx, "node.joined", node_id=node_id, data={"name": message.name[:MAX_NAME]}
+        )
+        return
+    _check_standing(node)
+    await fleet.change_node(
+        tx,
+        node_id,
+        name=message.name[:MAX_NAME],
+        liveness=Liveness.ONLINE.value,
+        intent=intent.value,
+        software=message.software[:MAX_NAME],
+        devices=to_plain(devices),
+        last_heard_at=tx.now,
+    )
+    if node.liveness != Liveness.ONLINE:
+        await outbox.append(tx, "node.online", node_id=node_id)
+
+
+def _check_standing(node: AnyRow) -> None:
+    if node.standing in BARRED:
+        raise NotAllowed(
+            "auth.forbidden", f"This node is {node.standing}.", "Ask the grid's operator."
+        )
+
+
+async def _sort_out(
+    grid: Grid, tx: Tx, node_id: str, in_hand: Iterable[TaskInHand]
+) -> set[tuple[str, int]]:
+    """Which of the tasks in hand the node keeps: the leased ones, and finished ones whose report
+    waits for its answer. Leases are prolonged."""
+    presented = [(t.task_id, t.attempt) for t in in_hand]
+    kept = await leases.extend_leases(tx, node_id, presented, grid.settings.liveness.offline_s)
+    for row in await work.tasks_by_id(tx, {task_id for task_id, _ in presented}):
+        pair = (row.id, row.attempt)
+        reported = row.state in (TaskState.SUBMITTED, TaskState.VERIFYING, TaskState.ACCEPTED)
+        if reported and row.node_id == node_id and pair in presented:
+            kept.add(pair)
+    return kept

@@ -1,0 +1,212 @@
+"""The nodes' stream: ``NodeService.Session``.
+
+::
+
+    Challenge  -->
+               <--  RegisterSession
+    RegisterAck -->          or SessionEnd
+               <-->          numbered messages, until either side ends the stream
+
+Who a node is was proved at the start of its stream; nothing that a message says can change it. A
+stream that breaks takes nothing with it: the session stays, and what was not acknowledged is sent
+again when the same daemon comes back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import structlog
+
+from distribai.core.states import Intent
+from distribai.errors import DistribAIError, NotAllowed, ProtocolMismatch
+from distribai.orchestrator.context import Grid
+from distribai.orchestrator.fleet.liveness import goodbye, release_node
+from distribai.orchestrator.fleet.registration import read_intent, register
+from distribai.orchestrator.fleet.registry import LiveSession, LogEntry, Stream, ack_message
+from distribai.orchestrator.rounds.results import take_result
+from distribai.wire.convert import in_hand_from_wire, outcome_from_wire, progress_from_wire
+from distribai.wire.endings import end_of
+from distribai.wire.v1 import distribai_pb2 as pb
+from distribai.wire.v1.distribai_pb2_grpc import NodeServiceServicer
+from distribai.wire.versions import PROTOCOL, PROTOCOL_MIN
+
+log = structlog.get_logger(__name__)
+
+NONCE_BYTES = 32
+
+REGISTER_S = 30.0
+"""Seconds in which a node must answer the challenge."""
+
+LEVELS = frozenset({"debug", "info", "warning", "error"})
+
+FINAL_CODES = frozenset(
+    {"protocol.version", "node.key", "node.invite", "node.fenced", "auth.forbidden"}
+)
+"""Ends of a session after which connecting again cannot help."""
+
+Incoming = AsyncIterator[pb.NodeMessage]
+
+
+class NodeService(NodeServiceServicer):
+    """The gRPC service over one grid."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+
+    async def Session(  # noqa: N802  # the name is the contract's
+        self, request_iterator: Incoming, context: Any
+    ) -> AsyncIterator[pb.OrchestratorMessage]:
+        """One node's stream, from its challenge to its end."""
+        async for message in serve(self._grid, request_iterator):
+            yield message
+
+
+async def serve(grid: Grid, incoming: Incoming) -> AsyncIterator[pb.OrchestratorMessage]:
+    """One stream: messages out for messages in."""
+    nonce = grid.entropy(NONCE_BYTES)
+    yield pb.OrchestratorMessage(
+        challenge=pb.Challenge(
+            nonce=nonce, grid_id=grid.grid_id, protocol_min=PROTOCOL_MIN, protocol_max=PROTOCOL
+        )
+    )
+    try:
+        message = await asyncio.wait_for(anext(incoming), REGISTER_S)
+        if message.WhichOneof("body") != "register":
+            raise ProtocolMismatch(
+                "protocol.malformed", "The first message of a stream must be RegisterSession."
+            )
+        registered = await register(grid, message.register, nonce)
+    except (StopAsyncIteration, TimeoutError):
+        return
+    except DistribAIError as problem:
+        log.info("node.refused", code=problem.code, message=problem.message)
+        yield _end(problem)
+        return
+    session = registered.session
+    stream = Stream()
+    session.attach(stream)
+    stream.put(pb.OrchestratorMessage(ack=session.channel.received, register_ack=registered.ack))
+    if registered.ack.resumed:
+        for seq, body in session.channel.unacked():
+            stream.put(session.envelope(seq, body))
+    grid.wake.set()
+    reader = asyncio.create_task(_read(grid, session, stream, incoming))
+    try:
+        while (out := await stream.queue.get()) is not None:
+            yield out
+    finally:
+        stream.close()
+        session.detach(stream)
+        reader.cancel()
+        (ended,) = await asyncio.gather(reader, return_exceptions=True)
+    if isinstance(ended, Exception):
+        raise ended  # a defect: it must show
+    drained = session.intent is Intent.DRAIN and not session.in_hand
+    if drained and session.stream is None and grid.fleet.of(session.node_id) is session:
+        await goodbye(grid, session)
+
+
+def _end(problem: DistribAIError) -> pb.OrchestratorMessage:
+    return pb.OrchestratorMessage(
+        session_end=end_of(problem, retry=problem.code not in FINAL_CODES)
+    )
+
+
+async def _read(grid: Grid, session: LiveSession, stream: Stream, incoming: Incoming) -> None:
+    """Take in a stream's messages until it ends; then end the other direction as well."""
+    try:
+        async for message in incoming:
+            if stream.closed:
+                return
+            if session.channel.on_receive(message.seq, message.ack) == "duplicate":
+                continue
+            session.heard = True
+            await _take(grid, session, message)
+    except DistribAIError as problem:
+        log.warning("node.stream", node=session.node_id, code=problem.code, message=str(problem))
+        stream.close(end_of(problem, retry=problem.code not in FINAL_CODES))
+        # Its numbers no longer fit: the next connection begins a new session.
+        grid.fleet.drop(session)
+    finally:
+        stream.close()
+
+
+async def _take(grid: Grid, session: LiveSession, message: pb.NodeMessage) -> None:
+    """One new message.
+
+    Raises:
+        ProtocolMismatch: ``protocol.malformed``.
+    """
+    kind = message.WhichOneof("body")
+    if kind == "heartbeat":
+        await _heartbeat(grid, session, message.heartbeat)
+    elif kind == "task_progress":
+        progress = progress_from_wire(message.task_progress)
+        if session.assigned.get(progress.task_id) == progress.attempt:
+            session.progress[progress.task_id] = progress
+    elif kind == "task_result":
+        await _result(grid, session, message.task_result)
+    elif kind == "task_accept":
+        await _accept(grid, session, message.task_accept)
+    elif kind == "log":
+        entry = message.log
+        level = entry.level if entry.level in LEVELS else "info"
+        grid.fleet.log(
+            LogEntry(session.node_id, entry.task_id, level, entry.message, dict(entry.fields))
+        )
+    else:
+        raise ProtocolMismatch("protocol.malformed", f"A stream brings {kind or 'nothing'} twice.")
+
+
+async def _heartbeat(grid: Grid, session: LiveSession, beat: pb.Heartbeat) -> None:
+    tasks = in_hand_from_wire(beat.tasks)
+    intent = read_intent(beat.intent)
+    session.in_hand = {t.task_id: t.attempt for t in tasks}
+    session.bytes_up, session.bytes_down = beat.bytes_up, beat.bytes_down
+    session.held_versions = dict(beat.held_versions)
+    changed, session.intent = intent is not session.intent, intent
+    session.send(
+        pb.OrchestratorMessage(
+            heartbeat_ack=pb.HeartbeatAck(next_s=grid.settings.liveness.heartbeat_s)
+        )
+    )
+    if changed:
+        grid.wake.set()
+    if changed and intent is Intent.DRAIN:
+        # It finishes what it names; what was on its way to it can go to others at once.
+        keep = frozenset(session.in_hand)
+        await release_node(grid, session.node_id, "its node drains", keep=keep)
+
+
+async def _accept(grid: Grid, session: LiveSession, accept: pb.TaskAccept) -> None:
+    """A node may refuse a task that it cannot run; others get it."""
+    if accept.accepted:
+        session.in_hand[accept.task_id] = accept.attempt
+        return
+    if session.assigned.get(accept.task_id) == accept.attempt:
+        reason = accept.reason or "no reason given"
+        await release_node(
+            grid,
+            session.node_id,
+            f"its node would not take it: {reason}",
+            keep=frozenset(session.assigned) - {accept.task_id},
+        )
+
+
+async def _result(grid: Grid, session: LiveSession, message: pb.TaskResult) -> None:
+    outcome, signature = outcome_from_wire(message)
+    try:
+        answer = await take_result(grid, session.node_id, session.public_key, outcome, signature)
+    except NotAllowed as problem:
+        session.send(ack_message(outcome.task_id, outcome.attempt, problem.code, problem.message))
+        return
+    session.progress.pop(outcome.task_id, None)
+    if answer.wait:
+        return
+    if session.assigned.get(outcome.task_id) == outcome.attempt:
+        session.assigned.pop(outcome.task_id, None)
+    session.in_hand.pop(outcome.task_id, None)
+    session.send(ack_message(outcome.task_id, outcome.attempt, answer.code, answer.reason))

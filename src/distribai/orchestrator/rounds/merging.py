@@ -1,0 +1,327 @@
+"""Merging rounds: freeze, compute, publish.
+
+A round whose paradigm says *merge* is frozen (``closing``): what was accepted by then is merged, and
+nothing else can join. The outer step runs in a worker thread over memory-mapped files. Its blobs are
+stored first; then one transaction writes the new version, the round's manifest and the events. The
+computation is a pure function of rows and blobs, so a round that a dead process left ``closing`` is
+simply merged again, to the same bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import tempfile
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from distribai.core.architectures import manifest_of
+from distribai.core.plain import fingerprint, from_plain, to_plain
+from distribai.core.spec import BlobRef, JobSpec
+from distribai.core.states import ROUND, JobState, RoundState, TaskState, check
+from distribai.core.tensors import ParameterManifest
+from distribai.errors import DistribAIError, Unavailable
+from distribai.merge.choices import outer_coefficients
+from distribai.merge.delta import Delta, open_delta
+from distribai.merge.manifests import AcceptedSubmission, RoundManifest, VersionManifest
+from distribai.merge.outer import MergedFiles, UpdateHeader, merge_files
+from distribai.orchestrator.context import Grid
+from distribai.orchestrator.rounds import results, tasks
+from distribai.orchestrator.rounds.decisions import view_round
+from distribai.store import outbox
+from distribai.store.engine import AnyRow, Tx
+from distribai.store.statements import fleet, jobs, records, work
+from distribai.store.values import blob_or_none, ranges_from_json
+
+
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """What a merge reads: all rows of one closing round. ``submissions`` in the order of adding."""
+
+    spec: JobSpec
+    manifest: ParameterManifest
+    base: AnyRow
+    base_manifest: VersionManifest
+    submissions: tuple[AcceptedSubmission, ...]
+
+    @property
+    def momentum(self) -> BlobRef | None:
+        return blob_or_none(self.base.outer_sha, self.base.outer_size)
+
+
+async def merge_all(grid: Grid) -> tuple[bool, float | None]:
+    """Freeze every round that is ready and merge every frozen one.
+
+    A merge that takes longer than the duty's lease may be done twice, by two replicas: both make the
+    same blobs, and one of them publishes.
+
+    Returns:
+        Whether anything changed, and in how many seconds the next grace ends, if one runs.
+    """
+    changed = False
+    async with grid.db.read() as tx:
+        opened = await work.rounds_in(tx, RoundState.OPEN)
+        graces = [r.deadline_at - tx.now for r in opened if r.deadline_at is not None]
+    for row in opened:
+        changed |= await _decide(grid, row)
+    async with grid.db.read() as tx:
+        frozen = await work.rounds_in(tx, RoundState.CLOSING)
+    for row in frozen:
+        await _merge(grid, row)
+    return changed or bool(frozen), min(graces, default=None)
+
+
+async def _decide(grid: Grid, row: AnyRow) -> bool:
+    """Freeze or abandon an open round, or write down until when it waits."""
+    async with grid.db.read() as tx:
+        job = await jobs.get(tx, row.job_id)
+        assert job is not None
+        view = await view_round(tx, tasks.spec_of(job), row)
+    if view.decision.action == "wait" and view.decision.until == row.deadline_at:
+        return False
+    async with grid.db.write() as tx:
+        job = await jobs.lock(tx, row.job_id)
+        current = await work.get_round(tx, row.job_id, row.number, row.take)
+        assert job is not None
+        assert current is not None
+        if current.state != RoundState.OPEN:
+            return False
+        view = await view_round(tx, tasks.spec_of(job), current)
+        decision = view.decision
+        if decision.action == "wait" or view.checking:
+            await work.set_deadline(tx, row.job_id, row.number, row.take, decision.until)
+            return False
+        new = RoundState.CLOSING if decision.action == "merge" else RoundState.ABANDONED
+        await _freeze(tx, job, current, view.tasks, new, decision.reason)
+    return True
+
+
+async def _freeze(
+    tx: Tx, job: AnyRow, row: AnyRow, rows: Sequence[AnyRow], new: RoundState, reason: str
+) -> None:
+    """Close a round for new work. What is leased goes on: it may report, too late, or be stopped."""
+    check(ROUND, RoundState(row.state), new, f"Round {row.number} of job {job.id}")
+    await work.leave_round(
+        tx,
+        job.id,
+        row.number,
+        row.take,
+        RoundState(row.state),
+        new,
+        reason=reason,
+        closed_at=tx.now,
+    )
+    for task in rows:
+        if task.state == TaskState.QUEUED:
+            await tasks.end(tx, task, TaskState.CANCELLED, "its round closed before it was leased")
+    await outbox.append(
+        tx,
+        f"round.{new.value}",
+        job_id=job.id,
+        data={"round": row.number, "take": row.take, "reason": reason},
+    )
+
+
+async def _merge(grid: Grid, row: AnyRow) -> None:
+    inputs = await _read(grid, row)
+    with tempfile.TemporaryDirectory(prefix="merge-", dir=grid.scratch) as scratch:
+        try:
+            merged = await _compute(grid, row, inputs, Path(scratch))
+        except Unavailable:
+            raise
+        except DistribAIError as problem:
+            # The same inputs would fail the same way again: this job cannot go on.
+            await _give_up(grid, row, problem)
+            return
+        names = {"theta": merged.theta, "momentum": merged.momentum, "update": merged.update}
+        for name, ref in names.items():
+            await grid.blobs.put_file(Path(scratch) / name, ref)
+    await _publish(grid, row, inputs, merged)
+
+
+async def _read(grid: Grid, row: AnyRow) -> _Inputs:
+    async with grid.db.read() as tx:
+        job = await jobs.get(tx, row.job_id)
+        base = await jobs.version(tx, row.job_id, row.number)
+        accepted = await work.submissions_of_round(tx, row.job_id, row.number, row.take)
+        nodes = await fleet.nodes_by_id(tx, {s.node_id for s in accepted})
+    assert job is not None
+    assert base is not None
+    spec = tasks.spec_of(job)
+    keys = {n.id: hashlib.sha256(n.public_key).digest() for n in nodes}
+    ordered = sorted(accepted, key=lambda s: (keys[s.node_id], s.slot, s.task_id))
+    return _Inputs(
+        spec=spec,
+        manifest=manifest_of(spec.model.family, spec.model.config),
+        base=base,
+        base_manifest=from_plain(VersionManifest, base.manifest),
+        submissions=tuple(
+            AcceptedSubmission(
+                task_id=s.task_id,
+                attempt=s.attempt,
+                node_id=s.node_id,
+                delta=BlobRef(s.delta_sha, s.delta_size),
+                tokens=s.tokens,
+                steps=s.steps,
+                samples=ranges_from_json(s.samples),
+            )
+            for s in ordered
+        ),
+    )
+
+
+async def _compute(grid: Grid, row: AnyRow, inputs: _Inputs, scratch: Path) -> MergedFiles:
+    """The outer step, in a thread.
+
+    Raises:
+        DistribAIError: the inputs cannot be merged.
+    """
+    async with AsyncExitStack() as stack:
+        base = BlobRef(inputs.base.weights_sha, inputs.base.weights_size)
+        theta = await stack.enter_async_context(grid.blobs.local(base))
+        momentum = None
+        if inputs.momentum is not None:
+            momentum = await stack.enter_async_context(grid.blobs.local(inputs.momentum))
+        paths = [
+            await stack.enter_async_context(grid.blobs.local(s.delta)) for s in inputs.submissions
+        ]
+        return await asyncio.to_thread(
+            _outer_step,
+            row.job_id,
+            row.number,
+            inputs,
+            theta,
+            momentum,
+            paths,
+            scratch,
+            grid.settings.merge_threads or os.cpu_count() or 1,
+        )
+
+
+def _outer_step(
+    job_id: str,
+    number: int,
+    inputs: _Inputs,
+    theta: Path,
+    momentum: Path | None,
+    paths: Sequence[Path],
+    scratch: Path,
+    threads: int,
+) -> MergedFiles:
+    deltas: list[Delta] = [
+        # Scanned for NaN when it was verified; its hash says that it is the same file.
+        open_delta(
+            path,
+            inputs.manifest,
+            {"task_id": s.task_id, "attempt": s.attempt, "base_version": number},
+            scan=False,
+        )
+        for path, s in zip(paths, inputs.submissions, strict=True)
+    ]
+    from_trained = inputs.spec.model.init is not None
+    eta, mu = outer_coefficients(inputs.spec.outer, number, from_trained)
+    return merge_files(
+        inputs.manifest,
+        theta,
+        momentum,
+        deltas,
+        [s.tokens for s in inputs.submissions],
+        eta,
+        mu,
+        out_theta=scratch / "theta",
+        out_momentum=scratch / "momentum",
+        out_update=scratch / "update",
+        header=UpdateHeader(
+            job_id=job_id,
+            version=number + 1,
+            manifest_hash=inputs.manifest.hash,
+            codec=inputs.spec.rounds.codec_down,
+        ),
+        threads=threads,
+    )
+
+
+async def _publish(grid: Grid, row: AnyRow, inputs: _Inputs, merged: MergedFiles) -> None:
+    new = row.number + 1
+    tokens = sum(s.tokens for s in inputs.submissions)
+    async with grid.db.write() as tx:
+        job = await jobs.lock(tx, row.job_id)
+        assert job is not None
+        record = RoundManifest(
+            job_id=job.id,
+            round=row.number,
+            manifest_hash=inputs.manifest.hash,
+            base_version=row.number,
+            base_hash=inputs.base.weights_hash,
+            base_momentum_hash=inputs.base.outer_hash,
+            submissions=inputs.submissions,
+            choices=merged.choices,
+            weights_hash=merged.weights_hash,
+            momentum_hash=merged.momentum_hash,
+        )
+        moved = await work.leave_round(
+            tx,
+            job.id,
+            row.number,
+            row.take,
+            RoundState.CLOSING,
+            RoundState.MERGED,
+            manifest=to_plain(record),
+        )
+        if not moved:  # cancelled while it was computed
+            return
+        version = VersionManifest(
+            job_id=job.id,
+            version=new,
+            manifest_hash=inputs.manifest.hash,
+            tensors=merged.tensors,
+            weights_hash=merged.weights_hash,
+            snapshot=merged.theta,
+            update=merged.update,
+            round_hash=fingerprint(record),
+        )
+        await _insert_version(tx, version, merged, len(inputs.submissions), tokens)
+        await jobs.change(tx, job.id, version=new, tokens=job.tokens + tokens)
+        await tasks.add_evaluation(grid, tx, job, new)
+        data = {"round": row.number, "version": new, "submissions": len(inputs.submissions)}
+        await outbox.append(tx, "round.merged", job_id=job.id, data=data)
+
+
+async def _insert_version(
+    tx: Tx, version: VersionManifest, merged: MergedFiles, contributors: int, tokens: int
+) -> None:
+    await jobs.add_version(
+        tx,
+        job_id=version.job_id,
+        version=version.version,
+        weights_hash=merged.weights_hash,
+        weights_sha=merged.theta.sha256,
+        weights_size=merged.theta.size,
+        update_sha=merged.update.sha256,
+        update_size=merged.update.size,
+        outer_sha=merged.momentum.sha256,
+        outer_size=merged.momentum.size,
+        outer_hash=merged.momentum_hash,
+        manifest=to_plain(version),
+        contributors=contributors,
+        tokens=tokens,
+        created_at=tx.now,
+    )
+    await records.add_blob(tx, merged.theta, "weights", version.job_id)
+    await records.add_blob(tx, merged.update, "update", version.job_id)
+    await records.add_blob(tx, merged.momentum, "other", version.job_id)
+
+
+async def _give_up(grid: Grid, row: AnyRow, problem: DistribAIError) -> None:
+    async with grid.db.write() as tx:
+        job = await jobs.lock(tx, row.job_id)
+        assert job is not None
+        current = await work.get_round(tx, row.job_id, row.number, row.take)
+        if current is None or current.state != RoundState.CLOSING:
+            return
+        reason = f"round {row.number} cannot be merged: {problem}"
+        if job.state in (JobState.RUNNING, JobState.PAUSED):
+            await results.fail_job(tx, job, reason)

@@ -1,0 +1,161 @@
+"""Opening rounds: who takes part, and the tasks that come of it.
+
+Round v opens as soon as the job may run, its version is v, no round is under way, and enough devices
+are here. The membership that opened it is recorded, and given it the split is a pure function
+(``core.paradigms``). A node that joins later waits for v + 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+from distribai.core.devices import DeviceType
+from distribai.core.paradigms import Member, paradigm
+from distribai.core.plain import to_plain
+from distribai.core.plan import task_memory_mb
+from distribai.core.spec import JobSpec
+from distribai.core.states import JOB, JobState, RoundState, TaskState, check
+from distribai.orchestrator.context import Grid
+from distribai.orchestrator.records import MemberRecord
+from distribai.orchestrator.rounds import tasks
+from distribai.store import outbox
+from distribai.store.engine import AnyRow, Tx
+from distribai.store.statements import fleet, jobs, work
+
+SPEED_ROUNDS = 3
+"""Speeds are those of the last rounds: a machine that was busy then may be free now."""
+
+
+@dataclass(frozen=True, slots=True)
+class AbleDevice:
+    """A device of a node that may be given work."""
+
+    node_id: str
+    index: int
+    type: DeviceType
+    memory_mb: int
+
+    def fits(self, memory_mb: int, kind: str) -> bool:
+        """Whether a task that needs that much on that kind of device can run here."""
+        enough = not self.memory_mb or self.memory_mb >= memory_mb
+        return enough and kind in ("any", self.type)
+
+
+async def able_devices(tx: Tx) -> list[AbleDevice]:
+    """Devices of nodes that are online, willing and of good standing."""
+    return [
+        AbleDevice(node.id, d["index"], cast(DeviceType, d["type"]), d["memory_mb"])
+        for node in await fleet.able_nodes(tx)
+        for d in node.devices
+    ]
+
+
+def candidates(
+    spec: JobSpec, devices: list[AbleDevice], training_for: dict[tuple[str, int], str], job_id: str
+) -> list[AbleDevice]:
+    """Devices that could take part in a round of the job now.
+
+    One that trains for another job, or is expected to, cannot; one that finishes something of this
+    job, an evaluation say, is free soon.
+    """
+    memory = task_memory_mb(spec)
+    return [
+        d
+        for d in devices
+        if d.fits(memory, spec.resources.device)
+        and training_for.get((d.node_id, d.index), job_id) == job_id
+    ]
+
+
+async def training_devices(tx: Tx) -> dict[tuple[str, int], str]:
+    """The job for which a device trains or is about to, by (node, device)."""
+    found = {}
+    for task in await work.tasks_in(tx, (TaskState.QUEUED, TaskState.LEASED)):
+        if task.phase != "train":
+            continue
+        if task.state == TaskState.LEASED:
+            found[task.node_id, task.device] = task.job_id
+        elif task.member_id:
+            found[task.member_id, task.member_device] = task.job_id
+    return found
+
+
+def waits_for(job: AnyRow, devices: list[AbleDevice], training: dict[tuple[str, int], str]) -> str:
+    """Why a job that may run has no open round; empty when nothing is in its way."""
+    spec = tasks.spec_of(job)
+    here = candidates(spec, devices, training, job.id)
+    members = [Member(d.node_id, d.index) for d in here]
+    chosen, reason = paradigm(spec.paradigm).eligible(members, spec.workers_min, spec.workers_max)
+    if chosen:
+        return ""
+    if len(here) < len(devices):
+        reason += f" ({len(devices) - len(here)} more do not fit or work for other jobs)"
+    return reason
+
+
+async def open_rounds(grid: Grid) -> bool:
+    """Open every round that can open; whether any did."""
+    async with grid.db.read() as tx:
+        waiting = await jobs.in_states(tx, (JobState.QUEUED, JobState.RUNNING))
+        latest = {job.id: await work.latest_round(tx, job.id) for job in waiting}
+    opened = False
+    # Of one tier the job goes first whose last round is longest ago: jobs take turns.
+    opened_at = {job_id: row.opened_at if row else 0.0 for job_id, row in latest.items()}
+    for job in sorted(waiting, key=lambda j: (j.priority, opened_at[j.id], j.created_at)):
+        if job.version < job.rounds_total and not _under_way(latest[job.id]):
+            opened |= await _open(grid, job.id)
+    return opened
+
+
+def _under_way(row: AnyRow | None) -> bool:
+    return row is not None and row.state in (RoundState.OPEN, RoundState.CLOSING)
+
+
+async def _open(grid: Grid, job_id: str) -> bool:
+    async with grid.db.write() as tx:
+        job = await jobs.lock(tx, job_id)
+        assert job is not None, "jobs are never deleted"
+        last = await work.latest_round(tx, job_id)
+        state = JobState(job.state)
+        if state not in (JobState.QUEUED, JobState.RUNNING) or _under_way(last):
+            return False
+        number = job.version
+        spec = tasks.spec_of(job)
+        here = candidates(spec, await able_devices(tx), await training_devices(tx), job_id)
+        speeds = await work.speeds(tx, job_id, number - SPEED_ROUNDS)
+        how = paradigm(spec.paradigm)
+        members, _ = how.eligible(
+            [Member(d.node_id, d.index, speeds.get((d.node_id, d.index))) for d in here],
+            spec.workers_min,
+            spec.workers_max,
+        )
+        if not members:
+            return False
+        slots, pool, reason = how.slots(spec, number, members, jobs.pool_of(job))
+        take = last.take + 1 if last is not None and last.number == number else 0
+        await work.add_round(
+            tx,
+            job_id=job_id,
+            number=number,
+            take=take,
+            state=RoundState.OPEN.value,
+            reason=reason,
+            members=[to_plain(MemberRecord(s.node_id, s.device, s.steps)) for s in slots],
+            steps=spec.steps_of_round(number),
+            opened_at=tx.now,
+        )
+        await jobs.save_pool(tx, job_id, pool)
+        for slot in slots:
+            await tasks.add_slot(tx, grid.new_id("task"), job, number, take, slot)
+        if state is JobState.QUEUED:
+            check(JOB, state, JobState.RUNNING, f"Job {job_id}")
+            await jobs.set_state(tx, job_id, JobState.RUNNING, started_at=tx.now)
+            await outbox.append(tx, "job.running", job_id=job_id)
+        await outbox.append(
+            tx,
+            "round.open",
+            job_id=job_id,
+            data={"round": number, "take": take, "slots": len(slots), "reason": reason},
+        )
+    return True

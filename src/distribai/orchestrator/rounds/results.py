@@ -1,0 +1,174 @@
+"""Taking in results: who may report what, and what is kept of it.
+
+A result counts only under the attempt (the fence) that is leased to the very node whose session
+brings it, signed with its key. It is then durable in state ``submitted``; ``rounds.verifying`` judges
+it. The same report again gets the same answer, however often it comes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from distribai.core.plain import fingerprint, to_plain
+from distribai.core.states import JobState, RoundState, TaskState
+from distribai.core.tasks import Outcome
+from distribai.orchestrator.context import Grid
+from distribai.orchestrator.jobs.commands import end_job
+from distribai.orchestrator.rounds import tasks
+from distribai.store import leases, outbox
+from distribai.store.engine import AnyRow, Tx
+from distribai.store.statements import jobs, work
+from distribai.wire.signing import verify_outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What to tell the node: an empty ``code`` says that the result counted; ``wait`` that it is
+    being checked and the answer comes later."""
+
+    code: str = ""
+    reason: str = ""
+    wait: bool = False
+
+
+COUNTED = Answer()
+LATER = Answer(wait=True)
+
+VERDICT_CODES = {
+    TaskState.REJECTED: "task.rejected",
+    TaskState.SUPERSEDED: "task.superseded",
+    TaskState.CANCELLED: "task.cancelled",
+    TaskState.FAILED: "task.failed",
+    # Only the report of a failed attempt is known by hash after the task went on without it.
+    TaskState.QUEUED: "task.failed",
+    TaskState.LEASED: "task.failed",
+}
+
+
+def answer_of(task: AnyRow) -> Answer:
+    """The answer to a result whose task has been judged."""
+    state = TaskState(task.state)
+    if state is TaskState.ACCEPTED:
+        return COUNTED
+    if state in (TaskState.SUBMITTED, TaskState.VERIFYING):
+        return LATER
+    return Answer(VERDICT_CODES[state], task.reason)
+
+
+async def take_result(
+    grid: Grid, node_id: str, public_key: bytes, outcome: Outcome, signature: bytes
+) -> Answer:
+    """Take in a result that came over the session of ``node_id``.
+
+    Raises:
+        NotAllowed: ``node.key``: the signature is not valid; nothing changes.
+    """
+    verify_outcome(public_key, signature, outcome)
+    async with grid.db.read() as tx:
+        task = await work.get_task(tx, outcome.task_id)
+    if task is None:
+        return _not_held(outcome, "there is no such task")
+    async with grid.db.write() as tx:
+        await jobs.lock(tx, task.job_id)
+        task = await work.get_task(tx, outcome.task_id)
+        assert task is not None, "tasks are never deleted"
+        answer = await _take(tx, task, node_id, outcome, signature)
+    grid.wake.set()
+    return answer
+
+
+async def _take(tx: Tx, task: AnyRow, node_id: str, outcome: Outcome, signature: bytes) -> Answer:
+    hashed = fingerprint(outcome)
+    # A failed attempt leaves the task to others, so its report is known by hash alone.
+    if task.outcome_hash == hashed:
+        return answer_of(task)
+    if task.node_id != node_id or task.attempt != outcome.attempt:
+        return _not_held(outcome, "another attempt holds it")
+    if task.state != TaskState.LEASED:
+        return _not_held(outcome, f"the task is {task.state}: {task.reason or 'it has ended'}")
+    if outcome.status == "failed":
+        return await _fail(tx, task, outcome, hashed)
+    moved = await leases.leave_state(
+        tx,
+        task.id,
+        TaskState.LEASED,
+        TaskState.SUBMITTED,
+        attempt=outcome.attempt,
+        node_id=node_id,
+        outcome=to_plain(outcome),
+        outcome_hash=hashed,
+        signature=signature,
+        submitted_at=tx.now,
+        lease_until=None,
+        progress=None,
+    )
+    assert moved is not None, "the job's row is locked"
+    await outbox.append(
+        tx,
+        "task.submitted",
+        job_id=task.job_id,
+        task_id=task.id,
+        node_id=node_id,
+        data={"phase": task.phase, "round": task.round},
+    )
+    return LATER
+
+
+async def _fail(tx: Tx, task: AnyRow, outcome: Outcome, hashed: str) -> Answer:
+    """A failed attempt: queued again, or the end of the task, and of its job if it trains."""
+    code = outcome.error_code or "task.failed"
+    reason = outcome.reason or "the node gave no reason"
+    if await _round_is_over(tx, task):
+        # It was told to stop because its round had closed: no failure of anybody.
+        await work.change_task(tx, task.id, outcome_hash=hashed, submitted_at=tx.now)
+        await tasks.end(tx, task, TaskState.CANCELLED, "its round closed before it was done")
+        return Answer("task.superseded", "Its round closed before it was done.")
+    state = await tasks.requeue(tx, task, f"failed: {reason}", cause=(code, reason))
+    assert state is not None, "the job's row is locked"
+    await work.change_task(tx, task.id, outcome_hash=hashed)
+    if state is TaskState.FAILED:
+        await after_failure(tx, task.id)
+    return Answer("task.failed", reason)
+
+
+async def _round_is_over(tx: Tx, task: AnyRow) -> bool:
+    if task.phase != "train":
+        return False
+    row = await work.get_round(tx, task.job_id, task.round, task.take)
+    return row is None or row.state != RoundState.OPEN
+
+
+async def after_failure(tx: Tx, task_id: str) -> None:
+    """A training task that failed for good fails its job, with all causes; others end alone."""
+    task = await work.get_task(tx, task_id)
+    assert task is not None, "tasks are never deleted"
+    if task.phase != "train":
+        return
+    job = await jobs.get(tx, task.job_id)
+    assert job is not None, "tasks.job_id refers to it"
+    if job.state in (JobState.RUNNING, JobState.PAUSED):
+        await fail_job(tx, job, tasks.failure_report(task))
+
+
+async def fail_job(tx: Tx, job: AnyRow, reason: str) -> None:
+    """Fail a locked job; a paused one runs again for that moment, as its states demand."""
+    if job.state == JobState.PAUSED:
+        await jobs.set_state(tx, job.id, JobState.RUNNING)
+    running = await jobs.lock(tx, job.id)
+    assert running is not None, "the row is locked"
+    await end_job(tx, running, JobState.FAILED, reason)
+
+
+async def lose_lease(tx: Tx, task: AnyRow, why: str) -> None:
+    """Take a leased task from a node that is gone; the job's row is locked."""
+    if await _round_is_over(tx, task):
+        await tasks.end(tx, task, TaskState.CANCELLED, f"its round closed, and {why}")
+    elif await tasks.requeue(tx, task, why) is TaskState.FAILED:
+        await after_failure(tx, task.id)
+
+
+def _not_held(outcome: Outcome, why: str) -> Answer:
+    return Answer(
+        "task.not_held",
+        f"Attempt {outcome.attempt} of task {outcome.task_id} is not held by this node: {why}.",
+    )

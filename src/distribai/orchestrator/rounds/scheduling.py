@@ -1,0 +1,175 @@
+"""Giving queued tasks to free devices: the pure matching, fed from rows, and the leases.
+
+What the matching decides becomes true when the lease is written: a guarded update that fails if
+anything has changed meanwhile, and is then tried again at the next look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+from distribai.core.paradigms import paradigm
+from distribai.core.plan import task_memory_mb
+from distribai.core.scheduling import FreeDevice, Match, QueuedTask, match
+from distribai.core.spec import JobSpec
+from distribai.core.states import TASK, JobState, RoundState, TaskState, check
+from distribai.core.tasks import Phase
+from distribai.orchestrator.context import Grid
+from distribai.orchestrator.rounds import tasks
+from distribai.orchestrator.rounds.decisions import RoundView, view_round
+from distribai.orchestrator.rounds.opening import AbleDevice, able_devices
+from distribai.store import leases, outbox
+from distribai.store.engine import AnyRow, Tx
+from distribai.store.statements import jobs, work
+
+
+@dataclass
+class Picture:
+    """What the scheduler sees: queued tasks that may be leased, and the free devices.
+
+    ``hopeless`` are queued tasks of rounds in which nobody can finish them any more.
+    """
+
+    queued: list[QueuedTask]
+    free: list[FreeDevice]
+    hopeless: list[AnyRow]
+    now: float
+
+
+async def schedule(grid: Grid) -> bool:
+    """Lease queued tasks to free devices; whether anything changed."""
+    async with grid.db.read() as tx:
+        picture = await look(grid, tx)
+    matches, _ = match(picture.queued, picture.free, picture.now)
+    if not matches and not picture.hopeless:
+        return False
+    liveness = grid.settings.liveness
+    async with grid.db.write() as tx:
+        by_id = {t.task_id: t for t in picture.queued}
+        for job_id in sorted({by_id[m.task_id].job_id for m in matches}):
+            await jobs.lock(tx, job_id)
+        for found in matches:
+            await _lease(tx, found, liveness.offline_s, liveness.task_deadline_s)
+    for task in picture.hopeless:
+        async with grid.db.write() as tx:
+            await jobs.lock(tx, task.job_id)
+            await tasks.end(
+                tx, task, TaskState.CANCELLED, "nobody could finish it before its round merges"
+            )
+    return True
+
+
+async def _lease(tx: Tx, found: Match, lease_s: float, deadline_s: float) -> None:
+    check(TASK, TaskState.QUEUED, TaskState.LEASED, f"Task {found.task_id}")
+    row = await leases.lease_task(
+        tx, found.task_id, found.node_id, found.device, lease_s, deadline_s
+    )
+    if row is not None:
+        await outbox.append(
+            tx,
+            "task.leased",
+            job_id=row.job_id,
+            task_id=row.id,
+            node_id=found.node_id,
+            data={"phase": row.phase, "round": row.round, "attempt": row.attempt},
+        )
+
+
+async def look(grid: Grid, tx: Tx) -> Picture:
+    """The scheduler's view of queued tasks and free devices."""
+    able = await able_devices(tx)
+    busy = {(t.node_id, t.device) for t in await work.tasks_in(tx, (TaskState.LEASED,))}
+    free = [d for d in able if (d.node_id, d.index) not in busy]
+    sight = _Sight(grid, able, free, {}, {})
+    picture = Picture([], [_free(grid, d) for d in free], [], tx.now)
+    for row in await work.queued_with_job(tx):
+        if row.phase != "generate" and row.job_state == JobState.PAUSED:
+            continue
+        await sight.add(tx, row, picture)
+    return picture
+
+
+def _free(grid: Grid, device: AbleDevice) -> FreeDevice:
+    session = grid.fleet.of(device.node_id)
+    warm = dict(session.held_versions) if session is not None else {}
+    return FreeDevice(device.node_id, device.index, device.type, device.memory_mb, warm)
+
+
+@dataclass
+class _Sight:
+    """One look: what several tasks of a job or round share is read once."""
+
+    grid: Grid
+    able: Sequence[AbleDevice]
+    free: Sequence[AbleDevice]
+    specs: dict[str, tuple[JobSpec, dict[tuple[str, int], float]]]
+    views: dict[tuple[str, int, int], RoundView]
+
+    async def add(self, tx: Tx, row: AnyRow, picture: Picture) -> None:
+        """Put a queued task into the picture, if it may go to anybody now."""
+        spec, speeds = await self._spec(tx, row)
+        memory = task_memory_mb(spec)
+        fitting = [d for d in self.able if d.fits(memory, spec.resources.device)]
+        task = QueuedTask(
+            task_id=row.id,
+            job_id=row.job_id,
+            phase=cast(Phase, row.phase),
+            priority="P0" if row.phase == "generate" else spec.priority,
+            queued_at=row.created_at,
+            memory_mb=memory,
+            device=spec.resources.device,
+            base_version=row.round,
+            preferred=(row.member_id, row.member_device) if row.member_id else None,
+            last_failed_node=row.causes[-1]["node_id"] if row.causes else "",
+        )
+        bound = any(d.node_id == row.member_id for d in fitting)
+        if bound:
+            # Its own member will be free soon: nobody else gets the slot.
+            others = frozenset(d.node_id for d in self.able) - {row.member_id}
+            task = replace(task, excluded=others)
+        elif any(d.node_id != task.last_failed_node for d in fitting):
+            # Never straight back to where it just failed, as long as another could take it.
+            task = replace(task, excluded=frozenset({task.last_failed_node}) - {""})
+        if row.phase == "train" and not bound:
+            hopeful = await self._hopeful(tx, row, spec, speeds)
+            if hopeful is None:
+                picture.hopeless.append(row)
+                return
+            late = frozenset(d.node_id for d in self.able) - hopeful
+            task = replace(task, excluded=task.excluded | late)
+        picture.queued.append(task)
+
+    async def _spec(self, tx: Tx, row: AnyRow) -> tuple[JobSpec, dict[tuple[str, int], float]]:
+        if row.job_id not in self.specs:
+            job = await jobs.get(tx, row.job_id)
+            assert job is not None
+            speeds = await work.speeds(tx, row.job_id, job.version - 3)
+            self.specs[row.job_id] = (tasks.spec_of(job), speeds)
+        return self.specs[row.job_id]
+
+    async def _hopeful(
+        self, tx: Tx, row: AnyRow, spec: JobSpec, speeds: dict[tuple[str, int], float]
+    ) -> frozenset[str] | None:
+        """Nodes that could do a dead slot's work in time; None when no free one can."""
+        key = (row.job_id, row.round, row.take)
+        if key not in self.views:
+            current = await work.get_round(tx, *key)
+            if current is None or current.state != RoundState.OPEN:
+                return None
+            self.views[key] = await view_round(tx, spec, current)
+        decision = self.views[key].decision
+        tokens = row.steps * spec.batch * spec.seq_len
+        typical = sorted(speeds.values())[len(speeds) // 2] if speeds else None
+        how = paradigm(spec.paradigm)
+
+        def can(device: AbleDevice) -> bool:
+            speed = speeds.get((device.node_id, device.index), typical)
+            seconds = tokens / speed if speed else 0.0
+            return how.can_reissue(tx.now, seconds, decision)[0]
+
+        if decision.until is None:
+            return frozenset(d.node_id for d in self.able if can(d))
+        hopeful = frozenset(d.node_id for d in self.free if can(d))
+        return hopeful or None

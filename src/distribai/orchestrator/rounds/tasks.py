@@ -1,0 +1,235 @@
+"""Making, requeueing and ending tasks: the only place where a task's state is written.
+
+All functions work on a job whose row the transaction has locked. Whatever way a training task ends
+without having been accepted, its samples go back to the job's pool in the same transaction, from
+where they go into new tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from distribai.core.paradigms import Slot
+from distribai.core.plain import Plain, from_plain
+from distribai.core.ranges import Ranges
+from distribai.core.spec import JobSpec
+from distribai.core.states import TASK, TaskState, check
+from distribai.orchestrator.context import Grid
+from distribai.store import leases, outbox
+from distribai.store.engine import AnyRow, Tx
+from distribai.store.statements import jobs, work
+from distribai.store.values import ranges_from_json, ranges_to_json
+
+LOST_LEASES_PER_ATTEMPT = 4
+"""A task may lose so many times ``max_attempts`` leases before it counts as the machines' killer:
+nodes come and go, which is not the job's fault, but a task that takes every machine down with it is.
+"""
+
+
+async def add(
+    tx: Tx,
+    task_id: str,
+    job: AnyRow,
+    number: int,
+    phase: str,
+    *,
+    params: Mapping[str, Plain] | None = None,
+    take: int = 0,
+    **values: Any,
+) -> None:
+    """Queue a task of ``job`` on version ``number``."""
+    await work.add_task(
+        tx,
+        id=task_id,
+        job_id=job.id,
+        round=number,
+        take=take,
+        phase=phase,
+        params=dict(params or {}),
+        **{"samples": [], **values},
+    )
+    await outbox.append(
+        tx, "task.queued", job_id=job.id, task_id=task_id, data={"phase": phase, "round": number}
+    )
+
+
+async def add_slot(tx: Tx, task_id: str, job: AnyRow, number: int, take: int, slot: Slot) -> None:
+    """Queue a slot of a round, meant for its member."""
+    await add(
+        tx,
+        task_id,
+        job,
+        number,
+        "train",
+        take=take,
+        slot=slot.rank,
+        member_id=slot.node_id,
+        member_device=slot.device,
+        samples=ranges_to_json(slot.samples),
+        steps=slot.steps,
+        inner_step_offset=slot.inner_step_offset,
+        params={"world_size": slot.world_size},
+    )
+
+
+async def add_evaluation(grid: Grid, tx: Tx, job: AnyRow, version: int) -> None:
+    """Queue the held-out loss of a version, over the same sequences for every version."""
+    data = await jobs.dataset(tx, job.dataset_key)
+    assert data is not None, "jobs.dataset_key refers to it"
+    batch, inner = int(job.spec["batch"]), int(job.spec["rounds"]["inner_steps"])
+    whole = -(-int(data.figures["held_out_sequences"]) // batch)
+    # A forward pass takes about a third of a training step: at most a sixth of one node's round.
+    batches = min(whole, max(8, inner // 2))
+    await add(tx, grid.new_id("task"), job, version, "evaluate", params={"batches": batches})
+
+
+async def add_replacement(tx: Tx, task_id: str, job: AnyRow, old: AnyRow) -> None:
+    """Queue a new task in the place of ``old``, which has ended, with samples from the pool."""
+    spec_batch = int(job.spec["batch"])
+    pool = jobs.pool_of(await _fresh(tx, job))
+    samples, pool = pool.take(old.steps * spec_batch)
+    await jobs.save_pool(tx, job.id, pool)
+    await add(
+        tx,
+        task_id,
+        job,
+        old.round,
+        "train",
+        take=old.take,
+        slot=old.slot,
+        samples=ranges_to_json(samples),
+        steps=old.steps,
+        inner_step_offset=old.inner_step_offset,
+        params=old.params,
+        failures=old.failures,
+        causes=old.causes,
+    )
+
+
+async def add_again(tx: Tx, task_id: str, job: AnyRow, old: AnyRow) -> None:
+    """Queue a new evaluate or generate task in the place of ``old``, which has ended."""
+    await add(
+        tx,
+        task_id,
+        job,
+        old.round,
+        old.phase,
+        params=old.params,
+        failures=old.failures,
+        causes=old.causes,
+    )
+
+
+async def give_back(tx: Tx, job: AnyRow, ranges: Ranges) -> None:
+    """Return samples to the pool of a locked job."""
+    if ranges:
+        pool = jobs.pool_of(await _fresh(tx, job))
+        await jobs.save_pool(tx, job.id, pool.give_back(ranges))
+
+
+async def _fresh(tx: Tx, job: AnyRow) -> AnyRow:
+    # The row at hand may be older than a change of the pool in this same transaction.
+    row = await jobs.get(tx, job.id)
+    assert row is not None, "the row is locked"
+    return row
+
+
+async def end(tx: Tx, task: AnyRow, new: TaskState, reason: str, **values: Any) -> AnyRow | None:
+    """Let a task end other than accepted; its samples go back to the pool.
+
+    Returns the row as it is now, None when the task was no longer in the state of ``task``.
+
+    Raises:
+        Conflict: ``state.transition``.
+    """
+    check(TASK, TaskState(task.state), new, f"Task {task.id}")
+    ended = await leases.leave_state(
+        tx,
+        task.id,
+        TaskState(task.state),
+        new,
+        attempt=task.attempt,
+        reason=reason,
+        ended_at=tx.now,
+        lease_until=None,
+        progress=None,
+        **values,
+    )
+    if ended is None:
+        return None
+    job = await jobs.get(tx, task.job_id)
+    assert job is not None, "tasks.job_id refers to it"
+    await give_back(tx, job, ranges_from_json(task.samples))
+    await outbox.append(
+        tx,
+        f"task.{new.value}",
+        job_id=task.job_id,
+        task_id=task.id,
+        node_id=task.node_id,
+        data={"phase": task.phase, "round": task.round, "reason": reason},
+    )
+    return ended
+
+
+async def requeue(
+    tx: Tx, task: AnyRow, why: str, *, cause: tuple[str, str] | None = None
+) -> TaskState | None:
+    """Take a leased task back: queued again, or failed when its attempts are used up.
+
+    ``cause`` (code, reason) is a failed attempt; without it the lease was lost, which is not counted
+    against the task. Returns the new state, None when the task is no longer leased under the
+    attempt of ``task``.
+    """
+    job = await jobs.get(tx, task.job_id)
+    assert job is not None, "tasks.job_id refers to it"
+    attempts = int(job.spec["max_attempts"])
+    failures, causes = task.failures, list(task.causes)
+    code, reason = cause or ("task.lost", why)
+    causes.append(
+        {"node_id": task.node_id, "attempt": task.attempt, "code": code, "reason": reason}
+    )
+    failures += cause is not None
+    if failures >= attempts or task.attempt >= attempts * LOST_LEASES_PER_ATTEMPT:
+        failed = await end(tx, task, TaskState.FAILED, why, failures=failures, causes=causes)
+        return None if failed is None else TaskState.FAILED
+    check(TASK, TaskState(task.state), TaskState.QUEUED, f"Task {task.id}")
+    moved = await leases.leave_state(
+        tx,
+        task.id,
+        TaskState.LEASED,
+        TaskState.QUEUED,
+        attempt=task.attempt,
+        node_id=task.node_id,
+        reason=why,
+        lease_until=None,
+        progress=None,
+        member_id="",
+        failures=failures,
+        causes=causes,
+    )
+    if moved is None:
+        return None
+    await outbox.append(
+        tx,
+        "task.requeued",
+        job_id=task.job_id,
+        task_id=task.id,
+        node_id=task.node_id,
+        data={"phase": task.phase, "round": task.round, "code": code, "reason": reason},
+    )
+    return TaskState.QUEUED
+
+
+def spec_of(job: AnyRow) -> JobSpec:
+    """The frozen spec of a job's row."""
+    return from_plain(JobSpec, job.spec)
+
+
+def failure_report(task: AnyRow) -> str:
+    """The collected causes of a task that failed for good."""
+    last: dict[str, str] = {}
+    for cause in task.causes:
+        last[cause["node_id"]] = f"{cause['reason']} [{cause['code']}]"
+    told = "; ".join(f"{node}: {text}" for node, text in last.items())
+    return f"task {task.id} ({task.phase}, round {task.round}) failed on every attempt: {told}"

@@ -1,0 +1,273 @@
+"""Judging submissions: accepted, rejected with the reason, or superseded.
+
+The checks (files, hashes, finite values) run outside of any transaction; the verdict is one
+transaction that writes the task's state, the submission's row, what the node did not consume back
+into the pool, and the event. Two things make sure that a task counts once: its state, guarded by
+attempt and node, and the primary key of ``submissions``. Either alone suffices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+from distribai.core.architectures import manifest_of
+from distribai.core.plain import from_plain
+from distribai.core.ranges import Ranges, normalize, total
+from distribai.core.spec import JobSpec
+from distribai.core.states import TASK, RoundState, TaskState, check
+from distribai.core.tasks import Outcome
+from distribai.errors import DistribAIError, Integrity
+from distribai.merge.delta import DeltaHeader, open_delta
+from distribai.orchestrator.context import Grid
+from distribai.orchestrator.fleet.registry import ack_message
+from distribai.orchestrator.rounds import results, tasks
+from distribai.orchestrator.rounds.decisions import view_round
+from distribai.store import leases, outbox
+from distribai.store.engine import AnyRow, Tx
+from distribai.store.statements import jobs, records, work
+from distribai.store.values import ranges_from_json, ranges_to_json
+
+MAX_TEXT = 1_000_000
+"""Characters of a generated sample that are kept."""
+
+
+async def verify_all(grid: Grid) -> bool:
+    """Judge everything that waits for it; whether anything did.
+
+    The caller holds the duty's lease, so a task that is being verified is left over from a process
+    that died while judging it, and is judged again.
+    """
+    async with grid.db.read() as tx:
+        waiting = await work.tasks_in(tx, (TaskState.SUBMITTED, TaskState.VERIFYING))
+    for task in waiting:
+        await _verify(grid, task)
+    return bool(waiting)
+
+
+async def _verify(grid: Grid, task: AnyRow) -> None:
+    if task.state == TaskState.SUBMITTED:
+        async with grid.db.write() as tx:
+            await jobs.lock(tx, task.job_id)
+            check(TASK, TaskState.SUBMITTED, TaskState.VERIFYING, f"Task {task.id}")
+            task_now = await leases.leave_state(
+                tx, task.id, TaskState.SUBMITTED, TaskState.VERIFYING, attempt=task.attempt
+            )
+        if task_now is None:
+            return
+        task = task_now
+    outcome = from_plain(Outcome, task.outcome)
+    async with grid.db.read() as tx:
+        job = await jobs.get(tx, task.job_id)
+        version = await jobs.version(tx, task.job_id, task.round)
+    assert job is not None
+    assert version is not None, "a task is made for a version that exists"
+    problem: DistribAIError | None = None
+    try:
+        await _check(grid, tasks.spec_of(job), task, outcome, version.weights_hash)
+    except DistribAIError as found:
+        problem = found
+    async with grid.db.write() as tx:
+        await jobs.lock(tx, task.job_id)
+        current = await work.get_task(tx, task.id)
+        assert current is not None
+        if current.state != TaskState.VERIFYING or current.attempt != task.attempt:
+            return
+        await _judge(grid, tx, current, outcome, problem)
+        judged = await work.get_task(tx, task.id)
+    assert judged is not None
+    session = grid.fleet.of(task.node_id)
+    if session is not None:
+        answer = results.answer_of(judged)
+        session.assigned.pop(task.id, None)
+        session.send(ack_message(task.id, task.attempt, answer.code, answer.reason))
+
+
+# ------------------------------------------------------------------ checks
+
+
+async def _check(
+    grid: Grid, spec: JobSpec, task: AnyRow, outcome: Outcome, weights_hash: str
+) -> None:
+    """Refuse a submission that is not what its task asked for.
+
+    Raises:
+        DistribAIError: with the first thing that is wrong.
+    """
+    if outcome.base_hash != weights_hash:
+        raise Integrity(
+            "tensor.manifest",
+            f"The work started from weights {outcome.base_hash[:12] or '(none)'}, version "
+            f"{task.round} is {weights_hash[:12]}.",
+        )
+    if task.phase == "train":
+        _check_figures(spec, task, outcome)
+        await _check_delta(grid, spec, task, outcome)
+    elif task.phase == "evaluate":
+        loss = outcome.metrics.get("held_out_loss")
+        if loss is None or not math.isfinite(loss):
+            raise Integrity("tensor.nonfinite", f"The held-out loss is {loss}.")
+    elif len(outcome.text) > MAX_TEXT:
+        raise Integrity("blob.size", f"The sample has {len(outcome.text)} characters.")
+
+
+def _check_figures(spec: JobSpec, task: AnyRow, outcome: Outcome) -> None:
+    if not 1 <= outcome.steps <= task.steps:
+        raise _figures(f"{outcome.steps} of {task.steps} steps were done")
+    if outcome.tokens != outcome.steps * spec.batch * spec.seq_len:
+        raise _figures(f"{outcome.tokens} tokens do not fit {outcome.steps} steps")
+    try:
+        consumed = normalize(outcome.samples)
+    except ValueError as problem:
+        raise _figures(f"its samples: {problem}") from problem
+    if total(consumed) != outcome.steps * spec.batch:
+        raise _figures(f"{total(consumed)} samples do not fit {outcome.steps} steps")
+    if not _within(consumed, ranges_from_json(task.samples)):
+        raise _figures("it consumed samples that its task does not hold")
+
+
+def _within(inner: Ranges, outer: Ranges) -> bool:
+    joined = normalize(outer)
+    return all(any(o.start <= i.start and i.stop <= o.stop for o in joined) for i in inner)
+
+
+def _figures(what: str) -> Integrity:
+    return Integrity("task.rejected", f"The submission contradicts itself or its task: {what}.")
+
+
+async def _check_delta(grid: Grid, spec: JobSpec, task: AnyRow, outcome: Outcome) -> None:
+    if outcome.delta is None:
+        raise Integrity("blob.unknown", "The submission brings no delta.")
+    manifest = manifest_of(spec.model.family, spec.model.config)
+    expected = DeltaHeader(
+        job_id=task.job_id,
+        task_id=task.id,
+        attempt=task.attempt,
+        base_version=task.round,
+        manifest_hash=manifest.hash,
+        codec=spec.rounds.codec_up,
+        tokens=outcome.tokens,
+        steps=outcome.steps,
+    )
+    async with grid.blobs.local(outcome.delta) as path:
+        await asyncio.to_thread(open_delta, path, manifest, expected)
+
+
+# ------------------------------------------------------------------ verdicts
+
+
+async def _judge(
+    grid: Grid, tx: Tx, task: AnyRow, outcome: Outcome, problem: DistribAIError | None
+) -> None:
+    row = await work.get_round(tx, task.job_id, task.round, task.take)
+    is_open = row is not None and row.state == RoundState.OPEN
+    if problem is not None:
+        await _reject(grid, tx, task, problem, row if is_open else None)
+    elif task.phase == "train" and not is_open:
+        late = "its round was merged before it came" if row is not None else "its round is gone"
+        await tasks.end(tx, task, TaskState.SUPERSEDED, late)
+    else:
+        await _accept(tx, task, outcome)
+
+
+async def _accept(tx: Tx, task: AnyRow, outcome: Outcome) -> None:
+    check(TASK, TaskState(task.state), TaskState.ACCEPTED, f"Task {task.id}")
+    consumed = normalize(outcome.samples) if task.phase == "train" else ()
+    first = await work.add_submission(
+        tx,
+        task_id=task.id,
+        job_id=task.job_id,
+        round=task.round,
+        take=task.take,
+        phase=task.phase,
+        node_id=task.node_id,
+        attempt=task.attempt,
+        delta_sha=outcome.delta.sha256 if outcome.delta else "",
+        delta_size=outcome.delta.size if outcome.delta else 0,
+        samples=ranges_to_json(consumed),
+        steps=outcome.steps,
+        tokens=outcome.tokens,
+        metrics=dict(outcome.metrics),
+        outcome=task.outcome,
+        signature=task.signature,
+        accepted_at=tx.now,
+    )
+    assert first, "the guarded state lets a task be accepted once"
+    moved = await leases.leave_state(
+        tx,
+        task.id,
+        TaskState.VERIFYING,
+        TaskState.ACCEPTED,
+        attempt=task.attempt,
+        node_id=task.node_id,
+        samples=ranges_to_json(consumed),
+        ended_at=tx.now,
+    )
+    assert moved is not None, "the job's row is locked"
+    job = await jobs.get(tx, task.job_id)
+    assert job is not None
+    if task.phase == "train":
+        held = ranges_from_json(task.samples)
+        await tasks.give_back(tx, job, without(held, consumed))
+        if outcome.delta is not None:
+            await records.add_blob(tx, outcome.delta, "delta", task.job_id)
+    elif task.phase == "evaluate":
+        await jobs.set_held_out(
+            tx, task.job_id, task.round, float(outcome.metrics["held_out_loss"])
+        )
+    await outbox.append(
+        tx,
+        "task.accepted",
+        job_id=task.job_id,
+        task_id=task.id,
+        node_id=task.node_id,
+        data={"phase": task.phase, "round": task.round, "tokens": outcome.tokens},
+    )
+
+
+async def _reject(
+    grid: Grid, tx: Tx, task: AnyRow, problem: DistribAIError, open_round: AnyRow | None
+) -> None:
+    """Reject a submission; a round that still has time gets a new task in its place."""
+    reason = f"{problem.message} [{problem.code}]"
+    causes = [
+        *task.causes,
+        {
+            "node_id": task.node_id,
+            "attempt": task.attempt,
+            "code": problem.code,
+            "reason": problem.message,
+        },
+    ]
+    ended = await tasks.end(
+        tx, task, TaskState.REJECTED, reason, causes=causes, failures=task.failures + 1
+    )
+    assert ended is not None, "the job's row is locked"
+    job = await jobs.get(tx, task.job_id)
+    assert job is not None
+    spec = tasks.spec_of(job)
+    if ended.failures >= spec.max_attempts:
+        if task.phase == "train" and open_round is not None:
+            await results.fail_job(tx, job, tasks.failure_report(ended))
+        return
+    if task.phase != "train":
+        await tasks.add_again(tx, grid.new_id("task"), job, ended)
+    elif open_round is not None:
+        view = await view_round(tx, spec, open_round)
+        if view.decision.action != "merge":
+            await tasks.add_replacement(tx, grid.new_id("task"), job, ended)
+
+
+def without(held: Ranges, consumed: Ranges) -> Ranges:
+    """The positions of ``held`` that are not in ``consumed``, which lies within it."""
+    left: list[tuple[int, int]] = []
+    for r in normalize(held):
+        start = r.start
+        for c in normalize(consumed):
+            if r.start <= c.start and c.stop <= r.stop:
+                if c.start > start:
+                    left.append((start, c.start))
+                start = c.stop
+        if start < r.stop:
+            left.append((start, r.stop))
+    return ranges_from_json(left)
