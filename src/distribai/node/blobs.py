@@ -144,7 +144,7 @@ class BlobClient:
         size = start
         file = await asyncio.to_thread(path.open, "ab" if start else "wb")
         try:
-            async for chunk in answer.aiter_bytes(_CHUNK):  # counted as they come, whatever is said
+            async for chunk in answer.aiter_bytes():  # as they come: a cut loses nothing
                 self.bytes_down += len(chunk)
                 size += len(chunk)
                 if size > blob.size:

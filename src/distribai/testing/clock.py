@@ -26,6 +26,9 @@ class FakeClock:
 
     async def sleep(self, seconds: float) -> None:
         """Return once the clock has been advanced by ``seconds``."""
+        if seconds <= 0:
+            await asyncio.sleep(0)
+            return
         future = asyncio.get_running_loop().create_future()
         heapq.heappush(self._sleepers, (self._now + seconds, next(self._order), future))
         await future

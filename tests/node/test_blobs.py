@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from distribai.errors import Integrity, NotAllowed, NotFound, Unavailable
+from distribai.node.blobs import BlobClient, Fetcher
+from distribai.node.cache import BlobCache
+from distribai.testing.clock import FakeClock
+from tests.node.helpers import BlobServer, NoJitter, eventually, ref_of, serving
+
+DATA = bytes(range(256)) * 5000
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[BlobServer]:
+    async with serving(BlobServer()) as running:
+        yield running
+
+
+@pytest.fixture
+async def client(server: BlobServer) -> AsyncIterator[BlobClient]:
+    made = BlobClient(
+        server.url, lambda: "secret", FakeClock(), NoJitter(), attempts=4, trust_env=False
+    )
+    yield made
+    await made.close()
+
+
+async def test_a_blob_is_downloaded_with_token_and_job(
+    server: BlobServer, client: BlobClient, tmp_path: Path
+) -> None:
+    ref = server.put(DATA)
+    await client.download(ref, tmp_path / "x", "job_a")
+    assert (tmp_path / "x").read_bytes() == DATA
+    _, _, headers = server.requests[0]
+    assert headers["authorization"] == "Bearer secret"
+    assert headers["x-distribai-job"] == "job_a"
+    assert client.bytes_down == len(DATA)
+
+
+async def test_a_truncated_download_goes_on_where_it_broke_off(
+    server: BlobServer, client: BlobClient, tmp_path: Path
+) -> None:
+    ref = server.put(DATA)
+    server.cut_download = [400_000, 300_000, 0, 0, 100_000]
+    await client.download(ref, tmp_path / "x", "job_a")
+    assert (tmp_path / "x").read_bytes() == DATA
+    ranges = [headers.get("range") for _, _, headers in server.requests]
+    assert ranges[:3] == [None, "bytes=400000-", "bytes=700000-"]
+    assert client.bytes_down == len(DATA)
+
+
+async def test_a_server_without_ranges_is_taken_from_the_start(
+    server: BlobServer, client: BlobClient, tmp_path: Path
+) -> None:
+    ref = server.put(DATA)
+    server.ignore_range = True
+    server.cut_download = [1000]
+    await client.download(ref, tmp_path / "x", "job_a")
+    assert (tmp_path / "x").read_bytes() == DATA
+
+
+async def test_an_empty_blob_is_downloaded(
+    server: BlobServer, client: BlobClient, tmp_path: Path
+) -> None:
+    await client.download(server.put(b""), tmp_path / "x", "job_a")
+    assert (tmp_path / "x").read_bytes() == b""
+
+
+async def test_wrong_bytes_that_lay_there_are_fetched_anew(
+    server: BlobServer, client: BlobClient, tmp_path: Path
+) -> None:
+    ref = server.put(DATA)
+    (tmp_path / "x").write_bytes(b"rubbish")
+    await client.download(ref, tmp_path / "x", "job_a")
+    assert (tmp_path / "x").read_bytes() == DATA
+
+
+async def test_too_many_bytes_that_lay_there_are_fetched_anew(
+    server: BlobServer, client: BlobClient, tmp_path: Path
+) -> None:
+    ref = server.put(b"abc")
+    (tmp_path / "x").write_bytes(b"abcdef")
+    await client.download(ref, tmp_path / "x", "job_a")
+    assert (tmp_path / "x").read_bytes() == b"abc"
+
+
+@pytest.mark.parametrize(("lie", "code"), [(b"abX", "blob.hash"), (b"abcd", "blob.size")])
+async def test_a_server_that_sends_other_bytes_is_refused(
+    server: BlobServer, client: BlobClient, tmp_path: Path, lie: bytes, code: str
+) -> None:
+    ref = server.put(b"abc")
+    server.lie[ref.sha256] = lie
+    with pytest.raises(Integrity) as caught:
+        await client.download(ref, tmp_path / "x", "job_a")
+    assert caught.value.code == code
+    assert not (tmp_path / "x").exists()
+
+
+async def test_a_blob_that_the_grid_lacks_is_not_asked_for_again(
+    server: BlobServer, client: BlobClient, tmp_path: Path
+) -> None:
+    with pytest.raises(NotFound) as caught:
+        await client.download(ref_of(b"gone"), tmp_path / "x", "job_a")
+    assert caught.value.code == "blob.unknown"
+    assert len(server.requests) == 1
+
+
+async def test_passing_refusals_are_tried_again_but_not_for_ever(
+    server: BlobServer, client: BlobClient, tmp_path: Path
+) -> None:
+    ref = server.put(b"abc")
+    server.statuses = [503, 401, 429]
+    await client.download(ref, tmp_path / "x", "job_a")
+    server.statuses = [503] * 9
+    with pytest.raises(Unavailable) as caught:
+        await client.download(ref, tmp_path / "y", "job_a")
+    assert caught.value.code == "grid.unreachable"
+    assert "503" in caught.value.message
+    assert len(server.statuses) == 5
+
+
+async def test_retries_wait_with_full_jitter(server: BlobServer, tmp_path: Path) -> None:
+    clock = FakeClock()
+    client = BlobClient(server.url, lambda: "t", clock, random.Random(1), trust_env=False)
+    ref = server.put(b"abc")
+    server.statuses = [500, 500]
+    work = asyncio.ensure_future(client.download(ref, tmp_path / "x", "job_a"))
+    for bound in (0.5, 1.0):
+        await eventually(lambda: clock.sleeping)
+        await clock.advance(bound)
+    await work
+    await client.close()
+
+
+async def test_a_file_is_uploaded_once(
+    server: BlobServer, client: BlobClient, tmp_path: Path
+) -> None:
+    (tmp_path / "x").write_bytes(DATA)
+    ref = ref_of(DATA)
+    await client.upload(tmp_path / "x", ref, "job_a")
+    assert server.blobs[ref.sha256] == DATA
+    assert client.bytes_up == len(DATA)
+    await client.upload(tmp_path / "x", ref, "job_a")
+    assert [m for m, _, _ in server.requests] == ["POST", "PATCH", "POST"]
+
+
+async def test_a_broken_upload_goes_on_where_the_server_stands(
+    server: BlobServer, client: BlobClient, tmp_path: Path
+) -> None:
+    (tmp_path / "x").write_bytes(DATA)
+    server.cut_upload = [500_000, 500_000, 600_000]
+    await client.upload(tmp_path / "x", ref_of(DATA), "job_a")
+    assert server.blobs[ref_of(DATA).sha256] == DATA
+    offsets = [h["upload-offset"] for m, _, h in server.requests if m == "PATCH"]
+    assert offsets == ["0", "500000", "500000", "600000"]
+
+
+async def test_an_upload_that_the_server_forgot_begins_again(
+    server: BlobServer, client: BlobClient, tmp_path: Path
+) -> None:
+    (tmp_path / "x").write_bytes(b"abc")
+    server.statuses = []
+    original = server._upload
+
+    async def forget(method: str, name: str, *rest: object) -> None:
+        server._upload = original  # type: ignore[method-assign]
+        del server.uploads[name]
+        await original(method, name, *rest)  # type: ignore[arg-type]
+
+    server._upload = forget  # type: ignore[assignment, method-assign]
+    await client.upload(tmp_path / "x", ref_of(b"abc"), "job_a")
+    assert server.blobs[ref_of(b"abc").sha256] == b"abc"
+
+
+async def test_an_upload_outlasts_any_outage(
+    server: BlobServer, client: BlobClient, tmp_path: Path
+) -> None:
+    (tmp_path / "x").write_bytes(b"abc")
+    server.statuses = [503] * 12
+    await client.upload(tmp_path / "x", ref_of(b"abc"), "job_a")
+    assert ref_of(b"abc").sha256 in server.blobs
+
+
+async def test_a_file_that_is_not_what_it_claims_is_refused_for_good(
+    server: BlobServer, client: BlobClient, tmp_path: Path
+) -> None:
+    (tmp_path / "x").write_bytes(b"abX")
+    with pytest.raises(Integrity) as caught:
+        await client.upload(tmp_path / "x", ref_of(b"abc"), "job_a")
+    assert (caught.value.code, caught.value.hint) == ("blob.hash", "look")
+
+
+async def test_a_node_that_may_not_upload_is_told_so(
+    server: BlobServer, client: BlobClient, tmp_path: Path
+) -> None:
+    (tmp_path / "x").write_bytes(b"abc")
+    server.statuses = [403]
+    with pytest.raises(NotAllowed) as caught:
+        await client.upload(tmp_path / "x", ref_of(b"abc"), "job_a")
+    assert caught.value.message == "ordered"
+
+
+async def test_two_who_want_the_same_blob_share_one_download(
+    server: BlobServer, client: BlobClient, tmp_path: Path
+) -> None:
+    ref = server.put(DATA)
+    cache = BlobCache(tmp_path, 10 * len(DATA))
+    fetcher = Fetcher(cache, client)
+    with cache.pinned() as pins:
+        paths = await asyncio.gather(*(fetcher.fetch(ref, "job_a", pins) for _ in range(3)))
+    assert len(set(paths)) == 1
+    assert len(server.requests) == 1
+
+
+async def test_a_wrong_blob_never_enters_the_cache(
+    server: BlobServer, client: BlobClient, tmp_path: Path
+) -> None:
+    ref = server.put(b"abc")
+    server.lie[ref.sha256] = b"abX"
+    cache = BlobCache(tmp_path, 1000)
+    with pytest.raises(Integrity):
+        await Fetcher(cache, client).fetch(ref, "job_a")
+    assert cache.newest(10) == []
