@@ -111,10 +111,10 @@ class Orchestrator:
         state.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = state / "grid.sqlite3"
         db = Database(self.settings.db or f"sqlite:///{path}")
-        self._stack.push_async_callback(db.close)
         if db.dialect == "sqlite":
             lock = FileLock(db.path)
             self._stack.callback(lock.release)
+        self._stack.push_async_callback(db.close)
         await migrate(db)
         shutil.rmtree(state / "scratch", ignore_errors=True)
         blobs = BlobStore.open(
@@ -145,7 +145,8 @@ class Orchestrator:
 
     async def _serve_grpc(self) -> int:
         server = aio.server(options=list(SERVER_OPTIONS))
-        add_NodeServiceServicer_to_server(NodeService(self.grid), server)
+        # Generated code has no types.
+        add_NodeServiceServicer_to_server(NodeService(self.grid), server)  # type: ignore[no-untyped-call]
         wanted = self.settings.grpc_port
         try:
             port: int = server.add_insecure_port(_address(self.settings.host, wanted))
@@ -189,15 +190,25 @@ class Orchestrator:
             await task
 
         self._stack.push_async_callback(stop)
-        while not server.started and not task.done():
-            await asyncio.sleep(0.005)
+        await asyncio.wait(
+            [task, asyncio.create_task(server.ready.wait())], return_when=asyncio.FIRST_COMPLETED
+        )
         if task.done():
             task.result()
         return int(listener.getsockname()[1])
 
 
 class _HttpServer(uvicorn.Server):
-    """uvicorn inside a process that handles its signals itself."""
+    """uvicorn inside a process that handles its signals itself; ``ready`` once it listens."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ready = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and say so."""
+        await super().startup(sockets)
+        self.ready.set()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
