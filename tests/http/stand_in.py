@@ -237,7 +237,17 @@ class Orchestrator:
             0,
         )
 
-    def count(self, grid: Grid, job_id: str, node_id: str, kind: str, up: int, down: int) -> None:
+    def count(
+        self,
+        grid: Grid,
+        job_id: str,
+        node_id: str,
+        kind: str,
+        up: int,
+        down: int,
+        sha256: str = "",
+    ) -> None:
+        assert sha256
         self.counted.append((job_id, node_id, up, down))
 
 

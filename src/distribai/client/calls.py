@@ -39,6 +39,11 @@ class Call(Generic[T]):
         return adapter.validate_json(content)
 
 
+PREPARATION_S = 1800.0
+"""What the orchestrator may take to prepare a job's data, in seconds. A client that gives up earlier
+can ask again: the idempotency key finds the job."""
+
+
 def job_path(ref: str, tail: str = "") -> str:
     """A job's address.
 
@@ -71,10 +76,14 @@ def plan(spec: JobSpec, nodes: int | None = None) -> Call[answers.PlanAnswer]:
 
 
 def create_job(spec: JobSpec, idempotency_key: str) -> Call[answers.JobId]:
-    """Submit a job."""
-    headers = {"Idempotency-Key": idempotency_key}
+    """Submit a job. The answer may take as long as cutting the data into shards does."""
     return Call(
-        "POST", "/api/v1/jobs", answers.JobId, body={"spec": to_plain(spec)}, headers=headers
+        "POST",
+        "/api/v1/jobs",
+        answers.JobId,
+        body={"spec": to_plain(spec)},
+        headers={"Idempotency-Key": idempotency_key},
+        patience=PREPARATION_S,
     )
 
 
