@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from pathlib import Path
+
+import httpx
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from grpc import aio
+
+from distribai.config import OrchestratorSettings
+from distribai.errors import Conflict, UsageError
+from distribai.orchestrator.main import Orchestrator, public_host, run_orchestrator
+from distribai.wire import joinlink, signing
+from distribai.wire.v1 import distribai_pb2 as pb
+from distribai.wire.v1.distribai_pb2_grpc import NodeServiceStub
+
+
+def settings(directory: Path, **changes: object) -> OrchestratorSettings:
+    return OrchestratorSettings(state_dir=directory, grpc_port=0, http_port=0, **changes)  # type: ignore[arg-type]
+
+
+async def test_it_starts_serves_and_leaves_its_join_link_unchanged(tmp_path: Path) -> None:
+    links, tokens = [], []
+    for _ in range(2):
+        orchestrator = Orchestrator(settings(tmp_path))
+        await orchestrator.start()
+        async with httpx.AsyncClient(base_url=f"http://{orchestrator.http_address}") as client:
+            assert (await client.get("/healthz")).status_code == 200
+        links.append(joinlink.parse(orchestrator.join_link))
+        tokens.append(orchestrator.operator_token)
+        await orchestrator.stop()
+        await orchestrator.stop()
+    assert links[0].invite == links[1].invite
+    assert links[0].grid == links[1].grid
+    assert links[0].grpc.startswith("127.0.0.1:")
+    assert tokens[0]
+    assert tokens[1] == ""
+    assert (tmp_path / "invite").stat().st_mode & 0o077 == 0
+
+
+async def test_the_operators_token_opens_the_interface_and_no_other_does(tmp_path: Path) -> None:
+    orchestrator = Orchestrator(settings(tmp_path))
+    await orchestrator.start()
+    try:
+        async with httpx.AsyncClient(base_url=f"http://{orchestrator.http_address}") as client:
+            answers = [
+                await client.get("/api/v1/jobs", headers={"Authorization": f"Bearer {token}"})
+                for token in (orchestrator.operator_token, "dop_guessed")
+            ]
+        assert [a.status_code for a in answers] == [200, 401]
+    finally:
+        await orchestrator.stop()
+
+
+async def test_a_node_joins_over_a_real_stream_and_is_told_when_the_grid_stops(
+    tmp_path: Path,
+) -> None:
+    orchestrator = Orchestrator(settings(tmp_path))
+    await orchestrator.start()
+    link = joinlink.parse(orchestrator.join_link)
+    key = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+    async with aio.insecure_channel(link.grpc) as channel:
+        # Generated code has no types.
+        stream = NodeServiceStub(channel).Session()  # type: ignore[no-untyped-call]
+        challenge = (await stream.read()).challenge
+        assert challenge.grid_id == link.grid
+        register = pb.RegisterSession(
+            protocol=1,
+            public_key=key.public_key().public_bytes_raw(),
+            signature=signing.sign_register(key, challenge.grid_id, challenge.nonce),
+            invite=link.invite,
+            devices=[pb.Device(index=0, type="cpu")],
+        )
+        await stream.write(pb.NodeMessage(register=register))
+        ack = (await stream.read()).register_ack
+        assert ack.node_id.startswith("node_")
+        stopping = asyncio.create_task(orchestrator.stop())
+        end = (await stream.read()).session_end
+        assert end.retry
+        await stopping
+
+
+async def test_a_second_orchestrator_on_one_file_is_refused(tmp_path: Path) -> None:
+    first = Orchestrator(settings(tmp_path))
+    await first.start()
+    try:
+        with pytest.raises(Conflict) as caught:
+            await Orchestrator(settings(tmp_path)).start()
+        assert caught.value.code == "grid.locked"
+    finally:
+        await first.stop()
+
+
+@pytest.mark.parametrize("which", ["grpc_port", "http_port"])
+async def test_a_port_in_use_is_named_and_nothing_is_left_running(
+    tmp_path: Path, which: str
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        ports = {"grpc_port": 0, "http_port": 0, which: taken.getsockname()[1]}
+        orchestrator = Orchestrator(OrchestratorSettings(state_dir=tmp_path, **ports))
+        with pytest.raises(Conflict) as caught:
+            await orchestrator.start()
+    assert caught.value.code == "grid.port"
+    assert str(ports[which]) in caught.value.message
+    again = Orchestrator(settings(tmp_path))
+    await again.start()
+    await again.stop()
+
+
+async def test_listening_to_the_world_needs_a_word(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        await Orchestrator(settings(tmp_path, host="0.0.0.0")).start()
+    assert caught.value.code == "grid.insecure"
+
+
+def test_a_wildcard_becomes_an_address_that_others_can_reach() -> None:
+    assert public_host("127.0.0.1") == "127.0.0.1"
+    assert public_host("grid.example") == "grid.example"
+    assert public_host("0.0.0.0") != "0.0.0.0"
+
+
+def test_a_signal_stops_it_with_status_0(tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    def on_ready(orchestrator: Orchestrator) -> None:
+        seen.append(orchestrator.http_address)
+        os.kill(os.getpid(), 15)
+
+    assert run_orchestrator(settings(tmp_path), on_ready) == 0
+    assert seen
