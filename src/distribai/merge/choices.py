@@ -14,7 +14,7 @@ from distribai.merge.delta import Delta
 from distribai.merge.headers import require
 from distribai.merge.kernel import Coefficients, Inputs
 from distribai.merge.tensorfile import file_order
-from distribai.merge.weights import Weights, check_weights, trainable, weights_layout
+from distribai.merge.weights import Weights, check_weights, manifest_hash, trainable, weights_layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def make_inputs(
     check_weights(manifest.tensors, theta)
     if momentum is not None:
         check_weights(trainable(manifest).tensors, momentum)
-    wanted, rows = manifest.hash, {}
+    wanted, rows = manifest_hash(manifest), {}
     for delta in deltas:
         require(delta.header, {"manifest_hash": wanted})
         rows[delta.header.task_id] = delta.packed

@@ -20,7 +20,7 @@ from distribai.merge.codecs import GRAIN, codec
 from distribai.merge.headers import Claims, from_metadata, require, to_metadata
 from distribai.merge.packed import Packed, packed_layout
 from distribai.merge.tensorfile import Layout, TensorWriter, open_tensors
-from distribai.merge.weights import Weights, all_finite, check_weights, flat
+from distribai.merge.weights import Weights, all_finite, check_weights, flat, manifest_hash
 
 KIND = "distribai.delta.v1"
 _SCAN = 64 * GRAIN
@@ -89,7 +89,7 @@ def write_delta(
         ValueError: ``base`` and ``local`` share storage; the difference would be nothing.
         OSError: the file cannot be written.
     """
-    require(header, {"manifest_hash": manifest.hash})
+    require(header, {"manifest_hash": manifest_hash(manifest)})
     check_weights(manifest.travelling, base)
     check_weights(manifest.travelling, local)
     unknown = sorted(local.keys() - {t.name for t in manifest.tensors})
@@ -138,7 +138,7 @@ def open_delta(
     def layout(metadata: Mapping[str, str]) -> Layout:
         header = from_metadata(KIND, DeltaHeader, metadata)
         require(header, expect)
-        require(header, {"manifest_hash": manifest.hash})
+        require(header, {"manifest_hash": manifest_hash(manifest)})
         return packed_layout(manifest, codec(header.codec))
 
     file = open_tensors(path, layout)

@@ -35,11 +35,12 @@ from distribai.merge.weights import Weights, flat
 
 Floats = NDArray[np.float32]
 
-CHUNK = 65536
-"""Elements at a time: accumulator and temporary take 256 KiB each, which caches hold, and a numpy
-call's overhead (about 0.5 microseconds) stays below a tenth of its work. Measured with
-``python -m bench merge``; a multiple of ``codecs.GRAIN``."""
-SPAN = 8 * CHUNK
+CHUNK = 131072
+"""Elements at a time, a multiple of ``codecs.GRAIN``: accumulator and temporary take 512 KiB each,
+which a third-level cache holds. Measured with ``python -m bench merge`` (2 cores, 512 KiB of second
+and 32 MiB of third level): smaller chunks lose more to a numpy call's overhead (1 microsecond) and
+to threads that wait for the interpreter's lock than they gain from a nearer cache."""
+SPAN = 4 * CHUNK
 """Elements that one thread takes at a time and then releases: 2 MiB of each input."""
 
 

@@ -21,7 +21,7 @@ from distribai.merge.headers import Claims, from_metadata, require, to_metadata
 from distribai.merge.kernel import CHUNK, check_arithmetic
 from distribai.merge.packed import Packed, packed_layout
 from distribai.merge.tensorfile import Layout, TensorWriter, open_tensors
-from distribai.merge.weights import Weights, check_weights, flat
+from distribai.merge.weights import Weights, check_weights, flat, manifest_hash
 
 KIND = "distribai.update.v1"
 
@@ -38,7 +38,7 @@ class UpdateHeader:
 
 def update_writer(path: Path, manifest: ParameterManifest, header: UpdateHeader) -> TensorWriter:
     """A writer of an update file; the caller writes every travelling tensor's parts."""
-    require(header, {"manifest_hash": manifest.hash})
+    require(header, {"manifest_hash": manifest_hash(manifest)})
     layout = packed_layout(manifest, codec(header.codec))
     return TensorWriter(path, layout, to_metadata(KIND, header))
 
@@ -94,7 +94,7 @@ def apply_update(
 
     def layout(metadata: Mapping[str, str]) -> Layout:
         header = from_metadata(KIND, UpdateHeader, metadata)
-        require(header, {"manifest_hash": manifest.hash})
+        require(header, {"manifest_hash": manifest_hash(manifest)})
         require(header, expect or {})
         return packed_layout(manifest, codec(header.codec))
 

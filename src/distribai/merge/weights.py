@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,12 @@ def check_weights(specs: Iterable[TensorSpec], weights: Mapping[str, NDArray[Any
                 f"{spec.name!r} is {array.dtype}{list(array.shape)}, "
                 f"not {spec.dtype}{list(spec.shape)}.",
             )
+
+
+@lru_cache(maxsize=64)
+def manifest_hash(manifest: ParameterManifest) -> str:
+    """``manifest.hash``, remembered: it is compared with every file that comes in."""
+    return manifest.hash
 
 
 def trainable(manifest: ParameterManifest) -> ParameterManifest:
