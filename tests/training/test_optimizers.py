@@ -8,7 +8,14 @@ from torch import nn
 
 from distribai.core.architectures.decoder_transformer import Config, hidden_matrices
 from distribai.core.spec import OptimizerSpec
-from distribai.training.optimizers import InnerOptimizer, Muon, muon_names, orthogonalize
+from distribai.training.optimizers import (
+    NEWTON_SCHULZ,
+    NEWTON_SCHULZ_STEPS,
+    InnerOptimizer,
+    Muon,
+    muon_names,
+    orthogonalize,
+)
 
 SHAPES = [(8, 8), (6, 10), (10, 6), (8, 8), (6, 10)]
 
@@ -29,6 +36,16 @@ def test_orthogonalized_matrices_have_singular_values_near_one() -> None:
     values = torch.linalg.svdvals(orthogonalize(x))
     assert values.min() > 0.5
     assert values.max() < 1.3
+
+
+def test_wide_matrices_come_out_as_by_the_plain_iteration() -> None:
+    x = torch.randn(2, 6, 15, generator=torch.Generator().manual_seed(0))
+    plain = x / torch.linalg.matrix_norm(x)[:, None, None]
+    a, b, c = NEWTON_SCHULZ
+    for _ in range(NEWTON_SCHULZ_STEPS):
+        gram = plain @ plain.mT
+        plain = a * plain + (b * gram + c * gram @ gram) @ plain
+    torch.testing.assert_close(orthogonalize(x), plain, rtol=1e-3, atol=1e-4)
 
 
 def test_a_zero_gradient_stays_zero() -> None:

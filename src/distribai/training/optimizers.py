@@ -8,8 +8,8 @@ replaces a matrix's averaged gradient by its nearest semi-orthogonal matrix::
     W <- (1 - lr wd) W - lr sqrt(max(1, rows / columns)) U
 
 ``torch.optim.Muon`` does the same one matrix after the other in bfloat16, which a CPU without bf16
-instructions runs about 20 times slower than the batched fp32 of :class:`Muon` here (measured:
-467 ms against 20 ms a step for profile ``tiny`` on one AVX2 core); elsewhere the results agree.
+instructions runs about 25 times slower than the batched fp32 of :class:`Muon` here (measured:
+467 ms against 18 ms a step for profile ``tiny`` on one AVX2 core); elsewhere the results agree.
 """
 
 from __future__ import annotations
@@ -41,12 +41,34 @@ def orthogonalize(x: Tensor) -> Tensor:
     Computed in ``x``'s dtype; a new tensor of the same shape. All singular values of a full-rank
     matrix come out near 1, those of a zero matrix stay 0.
     """
-    a, b, c = NEWTON_SCHULZ
     x = x / torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).clamp_(min=NORM_FLOOR)
+    if x.dtype == torch.float32 and x.shape[-1] >= 2 * x.shape[-2]:
+        return _orthogonalize_wide(x)
+    a, b, c = NEWTON_SCHULZ
     for _ in range(NEWTON_SCHULZ_STEPS):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x
+
+
+def _orthogonalize_wide(x: Tensor) -> Tensor:
+    """The same iteration on the small square Gram matrix alone.
+
+    Each step multiplies ``x`` from the left by a polynomial ``Q`` of its Gram matrix ``A``, whose
+    own next value is ``Q A Q``; the product of all ``Q`` meets ``x`` once at the end. It takes a
+    third less work for a SwiGLU's matrices; in fp32 the results differ by about 1e-5, in bf16 the
+    squared condition would show.
+    """
+    a, b, c = NEWTON_SCHULZ
+    gram = x @ x.mT
+    product: Tensor | None = None
+    for step in range(NEWTON_SCHULZ_STEPS):
+        q = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        q.diagonal(dim1=-2, dim2=-1).add_(a)
+        product = q if product is None else q @ product
+        if step < NEWTON_SCHULZ_STEPS - 1:
+            gram = q @ gram @ q
+    return x if product is None else product @ x
 
 
 class Muon(torch.optim.Optimizer):
