@@ -198,12 +198,12 @@ async def _accept(grid: Grid, session: LiveSession, accept: pb.TaskAccept) -> No
 
 async def _result(grid: Grid, session: LiveSession, message: pb.TaskResult) -> None:
     outcome, signature = outcome_from_wire(message)
+    session.ended(outcome.task_id, outcome.attempt)
     try:
         answer = await take_result(grid, session.node_id, session.public_key, outcome, signature)
     except NotAllowed as problem:
         session.send(ack_message(outcome.task_id, outcome.attempt, problem.code, problem.message))
         return
-    session.progress.pop(outcome.task_id, None)
     if answer.wait:
         return
     if session.assigned.get(outcome.task_id) == outcome.attempt:

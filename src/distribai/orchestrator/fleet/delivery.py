@@ -37,7 +37,8 @@ async def deliver(grid: Grid) -> None:
                 held = await work.tasks_in(tx, (TaskState.LEASED,), node_id=session.node_id)
                 # After each await the session may have been replaced; its sends go nowhere then.
                 for task in held:
-                    if session.assigned.get(task.id) != task.attempt:
+                    known = (session.assigned.get(task.id), session.reported.get(task.id))
+                    if task.attempt not in known:
                         await _assign(tx, session, task)
                 await _stop(tx, session, held)
                 await _tell_versions(tx, session)
@@ -116,8 +117,10 @@ async def _stop(tx: Tx, session: LiveSession, held: Sequence[AnyRow]) -> None:
     leased = {task.id: task for task in held}
     lost = [t for t, attempt in session.assigned.items() if not _holds(leased.get(t), attempt)]
     for task in await work.tasks_by_id(tx, lost):
-        attempt = session.assigned.pop(task.id)
+        attempt = session.assigned.pop(task.id, None)
         session.progress.pop(task.id, None)
+        if attempt is None:  # its report was judged while this was read
+            continue
         reported = task.outcome_hash and task.attempt == attempt
         if not reported and task.id not in session.stopping:
             session.send(stop_message(task.id, task.reason or f"the task is {task.state}"))

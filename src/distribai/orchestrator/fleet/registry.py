@@ -20,6 +20,9 @@ from distribai.wire.v1 import distribai_pb2 as pb
 STREAM_BUFFER = 1000
 """Messages that may wait for a slow connection before it is cut; what counts is kept anyway."""
 
+MAX_REPORTED = 256
+"""Ended attempts that a session remembers: a snapshot is older than a report by moments only."""
+
 
 class Stream:
     """One connection of a session: messages on their way out. ``None`` ends it."""
@@ -52,7 +55,7 @@ class LiveSession:
     """One node's session.
 
     ``assigned`` are the attempts that were sent to the node and not yet taken back, by task id;
-    ``stopping`` those that it was told to stop. ``told`` is the newest version of each job that it
+    ``stopping`` those that it was told to stop, ``reported`` the latest ones that it has ended. ``told`` is the newest version of each job that it
     was told of. ``heard`` says that something came since the last flush. Bytes are totals that the
     node reports since its daemon started, and what of them was flushed.
     """
@@ -67,6 +70,7 @@ class LiveSession:
     stream: Stream | None = None
     assigned: dict[str, int] = field(default_factory=dict)
     stopping: set[str] = field(default_factory=set)
+    reported: dict[str, int] = field(default_factory=dict)
     told: dict[str, int] = field(default_factory=dict)
     in_hand: dict[str, int] = field(default_factory=dict)
     progress: dict[str, Progress] = field(default_factory=dict)
@@ -96,6 +100,15 @@ class LiveSession:
         out.seq = seq
         out.ack = self.channel.received
         return out
+
+    def ended(self, task_id: str, attempt: int) -> None:
+        """The node has reported an attempt: it must not be sent again, whatever a snapshot that is
+        older than the report says."""
+        self.reported.pop(task_id, None)
+        self.reported[task_id] = attempt
+        if len(self.reported) > MAX_REPORTED:
+            del self.reported[next(iter(self.reported))]
+        self.progress.pop(task_id, None)
 
     def attach(self, stream: Stream) -> None:
         """Go on over ``stream``; an earlier one is closed."""
