@@ -15,12 +15,14 @@ from tests.e2e.harness import GridProcesses, grid, wait_for
 
 pytestmark = pytest.mark.e2e
 
-SHORT = ["--inner-steps", "10", "--batch", "4", "--seq-len", "32"]
+SHORT = ["--batch", "4", "--seq-len", "32"]
 
 
-def create(grid: GridProcesses, name: str, steps: int, *more: str) -> str:
+def create(grid: GridProcesses, name: str, steps: int, *more: str, inner_steps: int = 10) -> str:
     """A job, accepted; its id."""
-    job_id: str = grid.json("job", "create", name, str(steps), *SHORT, *more)["id"]
+    job_id: str = grid.json(
+        "job", "create", name, str(steps), "--inner-steps", str(inner_steps), *SHORT, *more
+    )["id"]
     grid.cli("job", "accept", job_id)
     return job_id
 
@@ -110,7 +112,7 @@ def test_a_grid_trains_a_newcomer_joins_a_lost_node_is_replaced(tmp_path: Path) 
 
 def test_a_node_that_says_goodbye_hands_in_what_it_did(tmp_path: Path) -> None:
     with grid(tmp_path, nodes=2) as g:
-        job_id = create(g, "goodbye", 200, "--inner-steps", "50")
+        job_id = create(g, "goodbye", 200, inner_steps=50)
         wait_for("both train", lambda: job(g, job_id)["nodes_working"] == 2)
         g.nodes[0].send_signal(signal.SIGTERM)
         assert g.nodes[0].wait(60) == 0
@@ -158,7 +160,7 @@ def test_a_recipe_is_planned_refused_and_followed(tmp_path: Path) -> None:
     recipe = tmp_path / "job.yaml"
     recipe.write_text(
         "name: fox\nsteps: 20\nseq_len: 32\nbatch: 4\n"
-        "data: {source: files, files: [corpus.txt]}\nrounds: {inner_steps: 10}\n"
+        "data: {files: [corpus.txt]}\nrounds: {inner_steps: 10}\n"
     )
     with grid(tmp_path / "grid", nodes=1) as g:
         shown = g.json("submit", "--recipe", str(recipe), "--dry-run")
@@ -175,7 +177,7 @@ def test_a_recipe_is_planned_refused_and_followed(tmp_path: Path) -> None:
             ("name: x\nsteps: ten\n", "spec.invalid"),
             ("name: x\nsteps: 10\nmodel: {architecture_config: "
              "{dim: 30, layers: 1, heads: 4, ffn_dim: 8}}\n", "spec.model"),
-            ("name: x\nsteps: 10\ndata: {source: files, files: [nowhere.txt]}\n", "data.missing"),
+            ("name: x\nsteps: 10\ndata: {files: [nowhere.txt]}\n", "data.missing"),
         ):  # fmt: skip
             recipe.write_text(text)
             refused = g.cli("submit", "--recipe", str(recipe), "--yes", check=None)
