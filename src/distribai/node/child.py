@@ -18,7 +18,7 @@ from distribai import spawn
 from distribai.core.child import FromChild, Gate, Message, Ready, ToChild, decode, encode
 from distribai.errors import DistribAIError, Unavailable, UsageError
 from distribai.node.clock import Clock, within
-from distribai.node.platform import child_options
+from distribai.node.platform import child_options, kill_with_children
 
 LINE_LIMIT = 16 * 2**20
 """Bytes of one line: a task's text, or the references of some ten thousand updates."""
@@ -115,9 +115,12 @@ class ChildProcess:
         """End it at once, and wait until it is gone. ``because`` completes a sentence about it."""
         if self.alive:
             self._killed_because = because
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
+            kill_with_children(self._process.pid)
         self._close_stdin()
+        if self._process.stdout is not None:
+            # asyncio calls a process ended when its pipes are; a full one must be emptied.
+            while await self._process.stdout.read(1 << 16):
+                pass
         await self._process.wait()
 
     async def close(self) -> None:

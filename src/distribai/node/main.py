@@ -18,8 +18,10 @@ INTERRUPTED = 130
 """Exit status of a program that was told to leave at once: 128 + SIGINT."""
 
 
-def run_node(settings: NodeSettings) -> int:
+def run_node(settings: NodeSettings, *, command: tuple[str, ...] = ()) -> int:
     """Run a node until it has left; the exit status.
+
+    ``command`` starts the training child; empty means this program's own.
 
     The first SIGINT or SIGTERM finishes the present step, submits what was done and leaves with
     status 0; the second one leaves at once, with status 130.
@@ -30,11 +32,11 @@ def run_node(settings: NodeSettings) -> int:
     """
     if not structlog.is_configured():
         structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-    return asyncio.run(_run(settings))
+    return asyncio.run(_run(settings, command))
 
 
-async def _run(settings: NodeSettings) -> int:
-    daemon = Daemon(settings)
+async def _run(settings: NodeSettings, command: tuple[str, ...]) -> int:
+    daemon = Daemon(settings, command=command)
     work = asyncio.ensure_future(daemon.run())
     signals = 0
 

@@ -7,6 +7,7 @@ breaks it raises :class:`ConnectionLost`, from whichever call notices first.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Protocol
 
 import grpc
@@ -86,7 +87,7 @@ class _GrpcConnection:
             await self._call.write(message)
         except grpc.aio.AioRpcError as problem:
             raise _lost(problem) from problem
-        except (grpc.aio.UsageError, grpc.aio.InternalError) as problem:
+        except (asyncio.InvalidStateError, grpc.aio.UsageError) as problem:
             # The stream ended between two writes; the reader knows why.
             raise ConnectionLost("the stream has ended") from problem
 

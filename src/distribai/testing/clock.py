@@ -48,7 +48,7 @@ class FakeClock:
         await settle()
 
 
-async def settle(turns: int = 10) -> None:
+async def settle(turns: int = 50) -> None:
     """Let the event loop run what is ready, without waiting."""
     for _ in range(turns):
         await asyncio.sleep(0)

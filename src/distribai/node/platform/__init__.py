@@ -18,6 +18,8 @@ class _System(Protocol):
 
     def child_options(self) -> dict[str, Any]: ...
 
+    def kill_with_children(self, pid: int) -> None: ...
+
 
 def _system() -> _System:
     if sys.platform == "win32":
@@ -35,6 +37,12 @@ def child_options() -> dict[str, Any]:
     The daemon decides when its child stops; a terminal's Ctrl-C goes to the whole foreground group.
     """
     return _system().child_options()
+
+
+def kill_with_children(pid: int) -> None:
+    """Kill a child that was started with :func:`child_options`, and all that it started; one that
+    is gone already is no error."""
+    _system().kill_with_children(pid)
 
 
 def die_with_parent(parent: int, how: str) -> None:

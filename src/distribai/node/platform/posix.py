@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import os
+import signal
 from typing import Any
 
 
@@ -18,3 +21,9 @@ def lock(descriptor: int) -> bool:
 def child_options() -> dict[str, Any]:
     """A session of its own: no terminal, no Ctrl-C."""
     return {"start_new_session": True}
+
+
+def kill_with_children(pid: int) -> None:
+    """Kill the session that ``pid`` leads."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import subprocess
 from typing import Any
+
+import psutil
 
 
 def lock(descriptor: int) -> bool:
@@ -20,3 +23,12 @@ def lock(descriptor: int) -> bool:
 def child_options() -> dict[str, Any]:
     """A process group of its own: no Ctrl-C."""
     return {"creationflags": getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)}
+
+
+def kill_with_children(pid: int) -> None:
+    """Kill ``pid`` and its descendants."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        first = psutil.Process(pid)
+        for process in [*first.children(recursive=True), first]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()

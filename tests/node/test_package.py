@@ -1,0 +1,337 @@
+"""The package executor against a real child process without torch."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distribai.core.child import Gate, LogLine
+from distribai.core.devices import Device
+from distribai.core.tasks import Outcome, Progress, WeightsRef
+from distribai.errors import DistribAIError, Unavailable, UsageError
+from distribai.node import executors
+from distribai.node.blobs import BlobClient, Fetcher
+from distribai.node.cache import BlobCache
+from distribai.node.child import LOG_LIMIT
+from distribai.node.devices import Place
+from distribai.node.executors import Services
+from distribai.node.executors.package import CANCEL_S, READY_S, PackageExecutor
+from distribai.testing.clock import FakeClock
+from tests.node.helpers import (
+    FAKE_CHILD,
+    BlobServer,
+    NoJitter,
+    assignment,
+    eventually,
+    ref_of,
+    serving,
+)
+
+PLACE = Place(Device(0, "cpu", threads=3), "cpu")
+
+
+class Bench:
+    """An executor with all that it needs."""
+
+    def __init__(self, root: Path, server: BlobServer) -> None:
+        self.clock = FakeClock()
+        self.server = server
+        self.blobs = BlobClient(
+            server.url, lambda: "t", self.clock, NoJitter(), attempts=2, trust_env=False
+        )
+        self.cache = BlobCache(root / "cache", 10**6)
+        self.root = root
+        self.wanted = Gate()
+        self.steps: list[Progress] = []
+        self.lines: list[LogLine] = []
+        self.made: list[PackageExecutor] = []
+
+    def executor(self, *arguments: str, command: tuple[str, ...] = ()) -> PackageExecutor:
+        services = Services(
+            self.cache,
+            self.blobs,
+            Fetcher(self.cache, self.blobs),
+            self.clock,
+            self,
+            self.root / "work",
+            self.root / "log",
+            lambda: self.wanted,
+            command or (sys.executable, str(FAKE_CHILD), *arguments),
+        )
+        self.made.append(PackageExecutor(services))
+        return self.made[-1]
+
+    def progress(self, progress: Progress) -> None:
+        self.steps.append(progress)
+
+    def log(self, task_id: str, line: LogLine) -> None:
+        self.lines.append(line)
+
+    async def close(self) -> None:
+        for executor in self.made:
+            await executor.close()
+        await self.blobs.close()
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    async with serving(BlobServer()) as server:
+        made = Bench(tmp_path, server)
+        yield made
+        await made.close()
+
+
+async def do(executor: PackageExecutor, how: str, **changes: Any) -> Outcome:
+    return await executor.run(assignment(params={"do": how}, **changes), PLACE)
+
+
+def pid(outcome: Outcome) -> str:
+    return outcome.text.split()[0]
+
+
+async def test_a_task_is_trained_and_its_delta_uploaded(bench: Bench) -> None:
+    executor = bench.executor()
+    assert (await executor.start()).devices == ("cpu",)
+    snapshot = bench.server.put(b"canonical")
+    outcome = await do(executor, "train", base=WeightsRef(3, "hash3", snapshot, 3))
+    assert (outcome.status, outcome.steps, outcome.base_hash) == ("done", 2, "hash3")
+    assert outcome.delta == ref_of(b"delta of canonical")
+    assert bench.server.blobs[outcome.delta.sha256] == b"delta of canonical"
+    assert outcome.text.endswith("device=cpu threads=3")
+    assert [p.step for p in bench.steps] == [1, 2]
+    assert [line.message for line in bench.lines] == ["trained"]
+    assert executor.held_versions() == {"job_a": 3}
+    assert {h["x-distribai-job"] for _, _, h in bench.server.requests} == {"job_a"}
+    executor.forget("job_a")
+    assert executor.held_versions() == {}
+    assert list((bench.root / "work").iterdir()) == []
+
+
+async def test_the_child_stays_warm_between_tasks(bench: Bench) -> None:
+    executor = bench.executor()
+    first = await do(executor, "train")
+    assert pid(await do(executor, "train", task_id="task_b")) == pid(first)
+
+
+async def test_two_tasks_never_run_at_once(bench: Bench) -> None:
+    executor = bench.executor()
+    outcomes = await asyncio.gather(*(do(executor, "train", task_id=f"task_{n}") for n in range(3)))
+    assert [o.status for o in outcomes] == ["done"] * 3
+    assert len({pid(o) for o in outcomes}) == 1
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "why"),
+    [
+        ("kill", "node.memory", "killed, probably for memory"),
+        ("alloc", "node.memory", "bad_alloc"),
+        ("abort", "node.child", "signal 15"),
+        ("exit", "node.child", "status 3. Its last words: boom: first line | boom: last line"),
+        ("half", "node.child", "status 0"),
+        ("hello, world", "node.child", "hello, world"),
+        ('{"type": "done"}', "node.child", "makes no sense"),
+        ('{"type": "run"}', "node.child", "makes no sense"),
+        ('{"type":"cancel","task_id":"x","reason":"y"}', "node.child", "cancel message"),
+        ('{"type":"ready","torch":"1","devices":[]}', "node.child", "ready message"),
+        ("[" * 100_000, "node.child", "makes no sense"),
+        ("other", "node.child", "done message that was not due"),
+        ("twice", "node.child", "need message that was not due"),
+    ],
+)
+async def test_a_child_that_fails_costs_the_attempt_and_the_next_task_gets_a_new_one(
+    bench: Bench, how: str, code: str, why: str
+) -> None:
+    executor = bench.executor()
+    before = await do(executor, "train")
+    outcome = await do(executor, how, task_id="task_b", attempt=2)
+    assert (outcome.task_id, outcome.attempt, outcome.status) == ("task_b", 2, "failed")
+    assert outcome.error_code == code
+    assert why in outcome.reason
+    assert executor.held_versions() == {}
+    after = await do(executor, "train", task_id="task_c")
+    assert after.status == "done"
+    assert pid(after) != pid(before)
+
+
+async def test_a_line_without_end_is_cut_off(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distribai.node.child.LINE_LIMIT", 10_000)
+    outcome = await do(bench.executor(), "x" * 100_000)
+    assert outcome.error_code == "node.child"
+    assert "a line of more than 10000 bytes" in outcome.reason
+
+
+async def test_a_child_that_closes_its_output_but_lives_is_ended(bench: Bench) -> None:
+    executor = bench.executor()
+    await executor.start()
+    work = asyncio.ensure_future(do(executor, "mute"))
+    await eventually(lambda: bench.clock.sleeping)
+    await bench.clock.advance(5.0)
+    outcome = await work
+    assert outcome.error_code == "node.child"
+    assert "closed its output" in outcome.reason
+
+
+async def test_a_child_that_died_between_tasks_is_replaced(bench: Bench) -> None:
+    executor = bench.executor()
+    first = await do(executor, "train")
+    os.kill(int(pid(first).removeprefix("pid=")), 9)
+    await eventually(lambda: executor._child is not None and not executor._child.alive)
+    assert (await do(executor, "train", task_id="task_b")).status == "done"
+
+
+async def test_without_torch_the_hint_says_what_to_install(bench: Bench) -> None:
+    with pytest.raises(UsageError) as caught:
+        await bench.executor("no torch").start()
+    assert caught.value.code == "node.torch"
+    assert "pip install 'distribai[node]'" in caught.value.hint
+
+
+async def test_a_program_that_is_not_there_is_an_error_not_a_crash(bench: Bench) -> None:
+    with pytest.raises(Unavailable) as caught:
+        await bench.executor(command=("/nonexistent/python",)).start()
+    assert caught.value.code == "node.child"
+
+
+async def test_a_child_that_never_gets_ready_is_given_up(bench: Bench) -> None:
+    work = asyncio.ensure_future(bench.executor("silent").start())
+    await eventually(lambda: bench.clock.sleeping)
+    await bench.clock.advance(READY_S)
+    with pytest.raises(Unavailable) as caught:
+        await work
+    assert "not ready within" in caught.value.message
+
+
+async def test_a_child_that_talks_before_it_is_ready_is_ended(bench: Bench) -> None:
+    with pytest.raises(DistribAIError) as caught:
+        await bench.executor("eager").start()
+    assert "log message before it was ready" in caught.value.message
+
+
+async def test_a_start_that_is_not_wanted_any_more_leaves_no_process(bench: Bench) -> None:
+    executor = bench.executor("silent")
+    work = asyncio.ensure_future(executor.start())
+    await eventually(lambda: bench.clock.sleeping)
+    work.cancel()
+    await asyncio.wait({work})
+    assert work.cancelled()
+
+
+async def test_a_blob_that_cannot_be_had_fails_the_attempt_with_the_true_reason(
+    bench: Bench,
+) -> None:
+    executor = bench.executor()
+    outcome = await do(executor, "train", base=WeightsRef(0, "h", ref_of(b"gone")))
+    assert (outcome.status, outcome.error_code) == ("failed", "blob.unknown")
+    assert (await do(executor, "train")).status == "done"
+
+
+async def test_a_child_that_dies_while_its_blobs_are_fetched_is_noticed(bench: Bench) -> None:
+    executor = bench.executor()
+    snapshot = bench.server.put(b"canonical")
+    bench.server.statuses = [503]
+    bench.blobs._rng = _Long()
+    await executor.start()
+    work = asyncio.ensure_future(do(executor, "train", base=WeightsRef(0, "h", snapshot)))
+    await eventually(lambda: bench.clock.sleeping)  # the download waits for its second try
+    assert executor._child is not None
+    os.kill(executor._child.pid, 9)
+    assert (await work).error_code == "node.memory"
+
+
+class _Long(NoJitter):
+    def uniform(self, a: float, b: float) -> float:
+        return 1000.0
+
+
+async def test_a_delta_that_is_not_there_fails_the_attempt(bench: Bench) -> None:
+    outcome = await do(bench.executor(), "no delta")
+    assert (outcome.status, outcome.error_code) == ("failed", "io.file")
+
+
+async def test_a_refused_upload_fails_the_attempt(bench: Bench) -> None:
+    bench.server.statuses = [403]
+    outcome = await do(bench.executor(), "train")
+    assert (outcome.status, outcome.error_code) == ("failed", "auth.forbidden")
+
+
+async def test_a_cancelled_task_ends_and_the_child_stays(bench: Bench) -> None:
+    executor = bench.executor()
+    first = await do(executor, "train")
+    task = assignment(task_id="task_b", params={"do": "wait"})
+    work = asyncio.ensure_future(executor.run(task, PLACE))
+    await eventually(lambda: len(bench.lines) == 2)
+    assert not await executor.cancel(assignment(task_id="task_z"), "no such")
+    assert await executor.cancel(task, "the job is cancelled")
+    outcome = await work
+    assert (outcome.error_code, outcome.reason) == ("task.failed", "the job is cancelled")
+    assert not await executor.cancel(task, "again")
+    assert pid(await do(executor, "train", task_id="task_c")) == pid(first)
+
+
+async def test_a_child_that_ignores_a_cancel_is_ended(bench: Bench) -> None:
+    executor = bench.executor()
+    task = assignment(params={"do": "hang"})
+    work = asyncio.ensure_future(executor.run(task, PLACE))
+    await eventually(lambda: bench.lines)
+    await executor.cancel(task, "enough")
+    await executor.cancel(task, "enough")
+    await eventually(lambda: bench.clock.sleeping)
+    await bench.clock.advance(CANCEL_S)
+    outcome = await work
+    assert outcome.error_code == "node.child"
+    assert "did not drop its task" in outcome.reason
+
+
+async def test_work_that_is_abandoned_ends_its_child(bench: Bench) -> None:
+    executor = bench.executor()
+    work = asyncio.ensure_future(executor.run(assignment(params={"do": "hang"}), PLACE))
+    await eventually(lambda: bench.lines)
+    child = executor._child
+    assert child is not None
+    work.cancel()
+    await asyncio.wait({work})
+    assert work.cancelled()
+    assert not child.alive
+
+
+async def test_the_child_hears_the_governor_before_and_during_a_task(bench: Bench) -> None:
+    bench.wanted = Gate(share=0.5, pause=True)
+    executor = bench.executor()
+    work = asyncio.ensure_future(do(executor, "wait"))
+    await eventually(lambda: bench.lines)
+    await executor.gate(Gate(share=0.5))
+    await executor.gate(Gate(share=0.5, finish=True))
+    outcome = await work
+    assert outcome.text == "0.5 True False; 0.5 False False; 0.5 False True"
+
+
+async def test_a_child_that_does_not_end_when_asked_is_ended(bench: Bench) -> None:
+    executor = bench.executor(command=("sh", "-c", f"{_ready_line()}; exec sleep 600"))
+    await executor.start()
+    closing = asyncio.ensure_future(executor.close())
+    await eventually(lambda: bench.clock.sleeping)
+    await bench.clock.advance(5.0)
+    await closing
+
+
+def _ready_line() -> str:
+    return """printf '{"type":"ready","torch":"2","devices":["cpu"]}\\n'"""
+
+
+async def test_the_log_of_children_does_not_grow_for_ever(bench: Bench) -> None:
+    log = bench.root / "log" / "training.log"
+    log.parent.mkdir()
+    log.write_bytes(b"x" * (LOG_LIMIT + 1))
+    await bench.executor().start()
+    assert log.stat().st_size == 0
+    assert log.with_suffix(".old").exists()
+
+
+def test_the_executors_are_found_by_a_scan() -> None:
+    assert set(executors.find()) == {"package"}

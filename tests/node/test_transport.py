@@ -1,0 +1,109 @@
+"""The link over real gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc.aio
+import pytest
+
+from distribai.errors import ProtocolMismatch
+from distribai.node.link import Link
+from distribai.node.transport import ConnectionLost, GrpcTransport
+from distribai.testing.clock import FakeClock
+from distribai.wire.joinlink import JoinLink
+from distribai.wire.v1 import distribai_pb2 as pb
+from tests.node.helpers import GRID, NoJitter, Peer, Proxy, ScriptedOrchestrator, eventually
+from tests.node.test_link import IDENTITY, Recorder
+
+
+@pytest.fixture
+async def orchestrator() -> AsyncIterator[ScriptedOrchestrator]:
+    async with ScriptedOrchestrator() as running:
+        yield running
+
+
+async def test_a_connection_that_is_reset_is_resumed_and_loses_nothing(
+    orchestrator: ScriptedOrchestrator,
+) -> None:
+    async with Proxy(orchestrator.port) as proxy:
+        address = f"127.0.0.1:{proxy.port}"
+        handler, peer = Recorder(), Peer()
+        link = Link(
+            JoinLink("h", address, address, GRID),
+            GrpcTransport(address),
+            IDENTITY,
+            handler,
+            FakeClock(),
+            NoJitter(),
+        )
+        running = asyncio.ensure_future(link.run())
+        await peer.welcome(await orchestrator.accept())
+        for n in range(100):
+            link.send(pb.TaskResult(task_id=f"task_{n}"))
+            peer.say(control=pb.ControlMessage(action=f"action_{n}"))
+        got = [(await peer.hear("task_result")).task_id for _ in range(5)]
+        proxy.reset()
+        for n in range(100, 110):
+            link.send(pb.TaskResult(task_id=f"task_{n}"))
+            peer.channel.number(
+                pb.OrchestratorMessage(control=pb.ControlMessage(action=f"action_{n}"))
+            )
+        await peer.welcome(await orchestrator.accept(), resume=True)
+        got += [(await peer.hear("task_result")).task_id for _ in range(105)]
+        assert got == [f"task_{n}" for n in range(110)]
+        await eventually(lambda: len(handler.got) == 110)
+        assert [m.control.action for m in handler.got] == [f"action_{n}" for n in range(110)]
+        running.cancel()
+        await asyncio.wait({running})
+
+
+async def test_the_end_of_a_stream_is_told_from_its_loss(
+    orchestrator: ScriptedOrchestrator,
+) -> None:
+    transport = GrpcTransport(f"127.0.0.1:{orchestrator.port}")
+    connection = await transport.connect()
+    stream = await orchestrator.accept()
+    stream.say(pb.OrchestratorMessage(seq=3))
+    message = await connection.read()
+    assert message is not None
+    assert message.seq == 3
+    stream.say(None)
+    assert await connection.read() is None
+    with pytest.raises(ConnectionLost):
+        await connection.write(pb.NodeMessage())
+    await connection.close()
+    await connection.close()
+
+
+async def test_a_closed_connection_ends_on_the_other_side(
+    orchestrator: ScriptedOrchestrator,
+) -> None:
+    connection = await GrpcTransport(f"127.0.0.1:{orchestrator.port}").connect()
+    stream = await orchestrator.accept()
+    await connection.close()
+    async with asyncio.timeout(30):
+        await stream.ended.wait()
+
+
+async def test_nobody_listening_is_a_lost_connection() -> None:
+    async with ScriptedOrchestrator() as gone:
+        port = gone.port
+    connection = await GrpcTransport(f"127.0.0.1:{port}").connect()
+    with pytest.raises(ConnectionLost) as caught:
+        await connection.read()
+    assert "UNAVAILABLE" in str(caught.value)
+    await connection.close()
+
+
+async def test_a_server_of_something_else_is_a_protocol_mismatch() -> None:
+    server = grpc.aio.server()
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    connection = await GrpcTransport(f"127.0.0.1:{port}").connect()
+    with pytest.raises(ProtocolMismatch) as caught:
+        await connection.read()
+    assert caught.value.code == "protocol.version"
+    await connection.close()
+    await server.stop(None)
