@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 from fastapi import FastAPI
 
 from distribai.client import Client
@@ -18,8 +19,11 @@ from tests.http.stand_in import OPERATOR, Orchestrator, make_grid
 @pytest.fixture(scope="package")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, FastAPI]]:
     app = create_app(make_grid(tmp_path_factory.mktemp("grid")))
+    # stdout is what commands are judged by; the server's thread must not write there.
+    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
     with serving(app) as url:
         yield url, app
+    structlog.reset_defaults()
 
 
 @pytest.fixture

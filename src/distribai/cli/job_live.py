@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.console import Group
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -40,10 +39,11 @@ def panel(job: JobRecord) -> Panel:
         done += min(job.round.step / job.round.steps, 1.0)
     bar = ProgressBar(total=max(job.rounds_total, 1), completed=done, width=40)
     facts = Table.grid(padding=(0, 2))
+    facts.add_row(Text("progress", style="dim"), bar)
     for name, value in live_facts(job):
         facts.add_row(Text(name, style="dim"), Text(output.visible(value)))
     title = Text(output.visible(f"{job.name}  {job.id[:12]}"))
-    return Panel(Group(bar, facts), title=title, title_align="left", width=76)
+    return Panel(facts, title=title, title_align="left", width=76)
 
 
 def live_facts(job: JobRecord) -> list[tuple[str, str]]:

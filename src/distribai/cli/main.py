@@ -36,6 +36,7 @@ app = App(
     name="distribai",
     help="Train one model on many machines that nobody owns together.",
     help_format="plaintext",
+    suppress_keyboard_interrupt=False,  # its exit status is ours to give
     default_parameter=Parameter(negative=""),
     help_epilogue="`--debug` with any command shows tracebacks. "
     "What an error means: `distribai errors CODE`.",

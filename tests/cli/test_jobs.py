@@ -1,0 +1,334 @@
+"""Jobs from the command line."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from distribai.cli import job_watch, submit, watching
+from distribai.core.plain import to_plain
+from distribai.orchestrator.context import Grid
+from tests.cli.conftest import Run
+from tests.http.stand_in import Orchestrator, log_record, node_record, running, spec
+
+
+@pytest.fixture
+def made(run: Run) -> str:
+    job_id: str = run("job", "create", "my-model", "1000").out.strip()
+    return job_id
+
+
+def test_one_line_makes_a_job_and_names_the_next_one(run: Run, rooms: Orchestrator) -> None:
+    done = run("job", "create", "my-model", "1000")
+    (job,) = rooms.jobs.values()
+    assert (done.status, done.out) == (0, f"{job.id}\n")
+    assert f"distribai job accept {job.id}" in done.err
+    assert job.spec == spec()
+    assert (job.spec.model.profile, job.spec.data.source) == ("tiny", "stdlib")
+
+
+def test_flags_become_the_spec(run: Run, rooms: Orchestrator) -> None:
+    flags = (
+        "--profile small --batch 2 --seq-len 32 --inner-steps 7 --seed 5 --workers-min 2 "
+        "--workers-max 3 --priority P1 --lr 0.01 --accept --json"
+    )
+    done = run("job", "create", "x", "70", *flags.split())
+    job = rooms.jobs[done.json["id"]]
+    assert done.json["state"] == "queued"
+    assert to_plain(job.spec) == to_plain(
+        spec(
+            "x",
+            steps=70,
+            model={"profile": "small"},
+            batch=2,
+            seq_len=32,
+            inner_steps=7,
+            seed=5,
+            workers_min=2,
+            workers_max=3,
+            priority="P1",
+            optimizer={"lr": 0.01},
+        )
+    )
+
+
+async def test_files_are_uploaded_by_hash(
+    run: Run, rooms: Orchestrator, grid: Grid, tmp_path: Path
+) -> None:
+    for name in ("one.txt", "two.txt"):
+        (tmp_path / name).write_text(f"the text of {name}")
+    run("job", "create", "x", "10", "--data", "one.txt", "two.txt")
+    (job,) = rooms.jobs.values()
+    assert job.spec.data.source == "blobs"
+    assert [await grid.blobs.size(f.sha256) for f in job.spec.data.files] == [19, 19]
+
+
+def test_json_lines_are_recognized_by_their_name(
+    run: Run, rooms: Orchestrator, tmp_path: Path
+) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "x"}')
+    run("job", "create", "x", "10", "--data", "a.jsonl")
+    (job,) = rooms.jobs.values()
+    assert job.spec.data.format == "jsonl"
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("job create x 0", "spec.steps"),
+        ("job create x 10 --profile huge", "spec.model"),
+        ("job create x 10 --data missing.txt", "data.missing"),
+        ("job create x 10 --data empty.txt", "data.empty"),
+        ("job create x 10 --workers-min 4 --workers-max 2", "spec.workers"),
+        ("submit --recipe missing.yaml", "io.file"),
+        ("submit --recipe wrong.yaml", "spec.invalid"),
+        ("submit --recipe binary.yaml", "io.file"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_anything_is_sent(
+    run: Run, rooms: Orchestrator, tmp_path: Path, words: str, code: str
+) -> None:
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "wrong.yaml").write_text("name: x\nstepz: 5\n")
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    done = run(*words.split())
+    assert (done.status, done.out) == (2, "")
+    assert f"code: {code}" in done.err
+    assert not rooms.jobs
+
+
+def test_the_operator_decides(run: Run, made: str) -> None:
+    assert "it is queued now" in run("job", "accept", "my-model").out
+    assert run("job", "cancel", made, "--why", "enough", "--json").json["state"] == "cancelled"
+    refused = run("job", "accept", made)
+    assert (refused.status, "code: state.transition" in refused.err) == (5, True)
+    other = run("job", "create", "other", "10").out.strip()
+    assert run("job", "decline", other, "--why", "too large").status == 0
+    assert "too large" in run("job", "show", other).out
+
+
+def test_pause_and_resume(run: Run, rooms: Orchestrator, made: str) -> None:
+    rooms.jobs[made] = running(rooms.jobs[made])
+    assert "paused" in run("job", "pause", made).out
+    assert "running" in run("job", "resume", made).out
+
+
+def test_an_unknown_job_has_status_3(run: Run) -> None:
+    done = run("job", "show", "nothing")
+    assert (done.status, "code: job.unknown" in done.err) == (3, True)
+
+
+def test_lists_are_tables_for_people_and_json_for_programs(
+    run: Run, rooms: Orchestrator, made: str
+) -> None:
+    rooms.jobs[made] = running(rooms.jobs[made])
+    rooms.nodes = [node_record("a")]
+    table = run("job", "list").out.splitlines()
+    assert table[0].split() == ["ID", "NAME", "STATE", "ROUND", "NODES", "HELD-OUT", "CREATED"]
+    assert "my-model" in table[1]
+    assert run("job", "list", "--json").json[0]["id"] == made
+    assert run("job", "list", "--state", "failed").out == ""
+    assert run("job", "list", "--state", "failed", "--json").json == []
+    assert "merged" in run("job", "rounds", made).out
+    assert run("job", "rounds", made, "--json").json[0]["accepted"] == 1
+    assert "no tasks" in run("job", "tasks", made).err
+    assert run("job", "versions", made, "--json").json == []
+    assert "online" in run("nodes", "list").out
+    assert run("nodes", "list", "--json").json[0]["devices"][0]["type"] == "cpu"
+
+
+def test_a_job_is_shown_for_people(run: Run, rooms: Orchestrator, made: str) -> None:
+    rooms.jobs[made] = running(rooms.jobs[made])
+    shown = run("job", "show", made).out
+    for words in ("running", "2 of 20 merged", "5.5000 (version 0) -> 4.5000 (version 1)"):
+        assert words in shown
+    assert run("job", "show", made, "--json").json["round"]["slots"] == 3
+
+
+def test_names_of_others_cannot_command_the_terminal(run: Run) -> None:
+    run("job", "create", "evil\x1b[2J", "10")
+    assert "\x1b" not in run("job", "list").out
+    assert "\\x1b" in run("job", "list").out
+
+
+def test_logs_are_lines_or_one_document(run: Run, rooms: Orchestrator, made: str) -> None:
+    rooms.logs = [log_record(1, "first"), log_record(2, "second\x1b[2J")]
+    out = run("job", "logs", made).out.splitlines()
+    assert len(out) == 2
+    assert "first k=v" in out[0]
+    assert "\x1b" not in out[1]
+    assert run("job", "logs", made, "--json").json[0]["message"] == "first"
+    rooms.jobs[made] = running(rooms.jobs[made])
+    run("job", "cancel", made)
+    followed = run("job", "logs", made, "--follow", "--json").out.splitlines()
+    assert [json.loads(line)["cursor"] for line in followed] == ["1", "2"]
+
+
+class TestWatch:
+    @pytest.fixture(autouse=True)
+    def at_once(self, monkeypatch: pytest.MonkeyPatch, rooms: Orchestrator) -> None:
+        """Every wait lets the job make a step: rounds 2, 3, then the end."""
+        self.rooms = rooms
+        self.end = "completed"
+        self.waits = 0
+        monkeypatch.setattr(job_watch, "follow", partial(job_watch.follow, sleep=self.step))
+
+    def step(self, seconds: float) -> None:
+        self.waits += 1
+        ((job_id, job),) = self.rooms.jobs.items()
+        if self.waits < 3:
+            self.rooms.jobs[job_id] = running(job, version=1 + self.waits)
+        elif self.end == "interrupt":
+            raise KeyboardInterrupt
+        else:
+            ended = running(job, version=20)
+            self.rooms.jobs[job_id] = type(job)(
+                **{
+                    **{f: getattr(ended, f) for f in type(job).__dataclass_fields__},
+                    "state": self.end,
+                    "round": None,
+                }
+            )
+
+    def test_it_tells_each_round_and_ends_with_the_job(self, run: Run, made: str) -> None:
+        done = run("job", "watch", made)
+        assert done.status == 0
+        lines = done.out.splitlines()
+        assert [line.split("  ")[:2] for line in lines] == [
+            ["submitted", "round 0/20"],
+            ["running", "round 3/20"],
+            ["running", "round 4/20"],
+            ["completed", "round 20/20"],
+        ]
+        assert "loss 3.250  held-out 4.500  12.3k tokens/s" in lines[1]
+        assert "1.2 MB up, 3.4 MB down" in lines[1]
+        assert "ETA 3m20s" in lines[1]
+        assert "export-weights" in done.err
+
+    def test_a_job_that_does_not_complete_has_status_1(self, run: Run, made: str) -> None:
+        self.end = "failed"
+        done = run("job", "watch", made)
+        assert done.status == 1
+        assert f"distribai job logs {made}" in done.err
+
+    def test_ctrl_c_leaves_the_job_running_and_says_so(self, run: Run, made: str) -> None:
+        self.end = "interrupt"
+        done = run("job", "watch", made)
+        assert done.status == 130
+        assert "The job goes on" in done.err
+        assert self.rooms.jobs[made].state == "running"
+
+    def test_programs_get_a_document_a_line(self, run: Run, made: str) -> None:
+        done = run("job", "watch", made, "--json")
+        states = [json.loads(line)["state"] for line in done.out.splitlines()]
+        assert states == ["submitted", "running", "running", "completed"]
+
+    def test_a_restart_of_the_orchestrator_is_waited_out(
+        self, run: Run, made: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from distribai.client import Client
+        from distribai.errors import Unavailable
+
+        original, calls = Client.job, iter([False, True, True])
+
+        def sometimes(client: Client, ref: str) -> object:
+            if next(calls, False):
+                raise Unavailable("grid.unreachable", "Away.")
+            return original(client, ref)
+
+        monkeypatch.setattr(Client, "job", sometimes)
+        done = run("job", "watch", made)
+        assert done.status == 0
+        assert "Away. Trying again ..." in done.err
+        assert "The orchestrator is back." in done.err
+
+    def test_submit_follows_the_job(self, run: Run, tmp_path: Path) -> None:
+        (tmp_path / "job.yaml").write_text("name: from-recipe\nsteps: 1000\n")
+        done = run("submit", "--recipe", "job.yaml", "--yes", "--accept")
+        assert done.status == 0
+        assert "completed" in done.out
+        assert "The plan:" in done.err
+
+
+def test_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    from distribai.errors import Unavailable
+
+    now = [0.0]
+
+    def away() -> None:
+        raise Unavailable("grid.unreachable", "Away.")
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    with pytest.raises(Unavailable):
+        watching.Patience(lambda: now[0], sleep).call(away)
+    assert now[0] == pytest.approx(watching.PATIENCE_S, abs=2 * watching.EVERY_S)
+
+
+class TestSubmit:
+    @pytest.fixture(autouse=True)
+    def recipe(self, tmp_path: Path) -> None:
+        (tmp_path / "sub").mkdir()
+        (tmp_path / "sub" / "text.txt").write_text("some text")
+        (tmp_path / "sub" / "job.yaml").write_text(
+            "name: from-recipe\nsteps: 100\nH: 10\ndata: {files: [text.txt]}\n"
+        )
+
+    def test_a_dry_run_shows_spec_and_plan_and_does_nothing(
+        self, run: Run, rooms: Orchestrator
+    ) -> None:
+        done = run("submit", "--recipe", "sub/job.yaml", "--dry-run")
+        assert done.status == 0
+        assert "inner_steps: 10" in done.out
+        assert "rounds" in done.out
+        shown = run("submit", "--recipe", "sub/job.yaml", "--dry-run", "--json").json
+        assert shown["plan"]["rounds"] == 10
+        assert shown["spec"]["data"]["source"] == "blobs"
+        assert not rooms.jobs
+
+    def test_paths_are_relative_to_the_recipe(self, run: Run, rooms: Orchestrator) -> None:
+        done = run("submit", "--recipe", "sub/job.yaml", "--yes", "--no-follow")
+        assert done.status == 0, done.err
+        (job,) = rooms.jobs.values()
+        assert done.out.strip() == job.id
+        assert f"distribai job accept {job.id}" in done.err
+
+    def test_without_a_terminal_it_needs_a_yes(
+        self, run: Run, rooms: Orchestrator, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(submit.sys.stdin, "isatty", lambda: False, raising=False)
+        done = run("submit", "--recipe", "sub/job.yaml")
+        assert done.status == 2
+        assert "--yes" in done.err
+        assert not rooms.jobs
+
+    @pytest.mark.parametrize(("answer", "status"), [("y\n", 0), ("n\n", 2), ("\n", 2)])
+    def test_a_person_is_asked(
+        self,
+        run: Run,
+        rooms: Orchestrator,
+        monkeypatch: pytest.MonkeyPatch,
+        answer: str,
+        status: int,
+    ) -> None:
+        class Terminal:
+            def isatty(self) -> bool:
+                return True
+
+            def readline(self) -> str:
+                return answer
+
+        monkeypatch.setattr("sys.stdin", Terminal())
+        done = run("submit", "--recipe", "sub/job.yaml", "--no-follow")
+        assert done.status == status
+        assert "Submit this job?" in done.err
+        assert bool(rooms.jobs) is (status == 0)
+
+    def test_the_same_key_makes_one_job(self, run: Run, rooms: Orchestrator) -> None:
+        words = ("submit", "--recipe", "sub/job.yaml", "--yes", "--json", "--idempotency-key", "k")
+        assert run(*words).json == run(*words).json
+        assert len(rooms.jobs) == 1
