@@ -43,6 +43,7 @@ class Grid:
         self.clock = FakeClock()
         self.port = orchestrator.port
         self.running: asyncio.Task[None] | None = None
+        self.command: tuple[str, ...] = (sys.executable, str(FAKE_CHILD))
 
     def start(self, **changes: Any) -> Daemon:
         http = self.server.url.removeprefix("http://")
@@ -52,7 +53,7 @@ class Grid:
             replace(settings, **changes),
             clock=self.clock,
             rng=NoJitter(),
-            command=(sys.executable, str(FAKE_CHILD)),
+            command=self.command,
         )
         self.running = asyncio.ensure_future(self.daemon.run())
         return self.daemon
