@@ -34,9 +34,9 @@ class LiveDisplay:
 
 def panel(job: JobRecord) -> Panel:
     """What a person wants to know at a glance."""
-    done = float(job.version)
-    if job.round is not None and job.round.steps:
-        done += min(job.round.step / job.round.steps, 1.0)
+    done, r = float(job.version), job_views.active_round(job)
+    if r is not None and r.steps:
+        done += min(r.step / r.steps, 1.0)
     bar = ProgressBar(total=max(job.rounds_total, 1), completed=done, width=40)
     facts = Table.grid(padding=(0, 2))
     facts.add_row(Text("progress", style="dim"), bar)
@@ -51,14 +51,14 @@ def live_facts(job: JobRecord) -> list[tuple[str, str]]:
     pairs = [("state", job.state + (f": {job.reason}" if job.reason else ""))]
     if job.waiting_for:
         pairs.append(("waiting for", job.waiting_for))
-    r = job.round
+    r = job_views.active_round(job)
     if r is None:
         pairs.append(("round", f"{job.version} of {job.rounds_total}"))
     else:
         pairs.append(
             (
                 "round",
-                f"{job.version + 1} of {job.rounds_total}, step {r.step:.0f} of {r.steps}, "
+                f"{r.number + 1} of {job.rounds_total}, step {r.step:.0f} of {r.steps}, "
                 f"{r.submitted} of {r.slots} in",
             )
         )

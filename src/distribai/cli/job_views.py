@@ -11,6 +11,7 @@ if TYPE_CHECKING:
         JobRecord,
         JobSummary,
         LogRecord,
+        RoundProgress,
         RoundRecord,
         TaskRecord,
         VersionRecord,
@@ -152,15 +153,21 @@ def bytes_words(job: JobRecord) -> str:
     return f"{output.size(up)} up, {output.size(down)} down, data {output.size(data)}"
 
 
+def active_round(job: JobRecord) -> RoundProgress | None:
+    """The round that nodes work on now; a merged one waits for the next to open."""
+    working = job.round is not None and job.round.state in ("open", "closing")
+    return job.round if working else None
+
+
 def progress_line(job: JobRecord) -> str:
     """Where a job stands, on one line."""
-    if job.round is None:
+    r = active_round(job)
+    if r is None:
         words = [job.state, f"round {job.version}/{job.rounds_total}"]
     else:
-        r = job.round
         words = [
             job.state,
-            f"round {job.version + 1}/{job.rounds_total}",
+            f"round {r.number + 1}/{job.rounds_total}",
             f"step {r.step:.0f}/{r.steps}",
             f"{job.nodes_working} nodes",
         ]
@@ -168,11 +175,11 @@ def progress_line(job: JobRecord) -> str:
             words.append(f"loss {r.mean_loss:.3f}")
     if (held_out := latest_held_out(job)) is not None:
         words.append(f"held-out {held_out:.3f}")
-    if job.round is not None:
-        words.append(f"{output.count(job.round.tokens_per_s)} tokens/s")
+    if r is not None and r.tokens_per_s:
+        words.append(f"{output.count(r.tokens_per_s)} tokens/s")
     words.append(bytes_words(job))
-    if job.round is not None and job.round.eta_s is not None:
-        words.append(f"ETA {output.duration(job.round.eta_s)}")
+    if r is not None and r.eta_s:
+        words.append(f"ETA {output.duration(r.eta_s)}")
     if job.reason:
         words.append(job.reason)
     if job.waiting_for:

@@ -79,6 +79,8 @@ def stream_logs(client: Client, ref: str, follow: bool, as_json: bool) -> None:
             break
     if as_json and not follow:
         output.document(gathered)
+    elif not cursor:
+        output.note("Nobody has written anything about the job.")
 
 
 def has_ended(job: JobRecord) -> bool:

@@ -91,7 +91,8 @@ def _ready(running: Orchestrator, settings: Settings, as_json: bool) -> None:
     output.data(f"Nodes:  gRPC on {running.grpc_address}")
     output.data(f"People: HTTP on {url}")
     output.data("\nOn every machine that shall contribute:\n")
-    output.data(f"    distribai node start --join {running.join_link}\n")
+    # Quoted: shells would take its & for themselves. Double quotes do in all of them.
+    output.data(f'    distribai node start --join "{running.join_link}"\n')
     if running.operator_token:
         output.data("The operator's token, shown only now:\n")
         output.data(f"    {running.operator_token}\n")
