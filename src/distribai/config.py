@@ -37,7 +37,7 @@ def _help(default: T, text: str) -> T:
 
 @dataclass(frozen=True, slots=True)
 class LivenessSettings:
-    """Seconds of silence and of patience, all on database time (design.md sections 2 and 5)."""
+    """Seconds of silence and of patience, all on database time."""
 
     heartbeat_s: float = _help(10.0, "seconds between a node's heartbeats")
     degraded_s: float = _help(30.0, "silence after which a node counts as degraded")

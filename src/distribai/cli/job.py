@@ -46,7 +46,9 @@ def create(
     workers_min: Annotated[int | None, Parameter(help="Nodes to wait for.")] = None,
     workers_max: Annotated[int | None, Parameter(help="Nodes to use at most.")] = None,
     priority: Annotated[str | None, Parameter(help="P0 (first) to P3.")] = None,
-    accept: Annotated[bool, Parameter(show_default=False, help="Accept it at once.")] = False,
+    accept: Annotated[
+        bool, Parameter(negative="", show_default=False, help="Accept it at once.")
+    ] = False,
     idempotency_key: Annotated[
         str, Parameter(help="Sending the same key and job again makes no second one.")
     ] = "",
@@ -194,10 +196,18 @@ def logs(
     *,
     follow: Annotated[
         bool,
-        Parameter(name=("--follow", "-f"), show_default=False, help="Go on until the job ends."),
+        Parameter(
+            name=("--follow", "-f"),
+            negative="",
+            show_default=False,
+            help="Go on until the job ends.",
+        ),
     ] = False,
     as_json: Annotated[
-        bool, Parameter(name="--json", show_default=False, help="Print one JSON document a line.")
+        bool,
+        Parameter(
+            name="--json", negative="", show_default=False, help="Print one JSON document a line."
+        ),
     ] = False,
     reach: Reach | None = None,
 ) -> None:

@@ -41,7 +41,9 @@ def start(
     ] = None,
     insecure: Annotated[
         bool | None,
-        Parameter(show_default=False, help="Allow listening beyond loopback without TLS."),
+        Parameter(
+            negative="", show_default=False, help="Allow listening beyond loopback without TLS."
+        ),
     ] = None,
     as_json: output.Json = False,
 ) -> int:

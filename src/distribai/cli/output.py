@@ -13,10 +13,14 @@ from cyclopts import Parameter
 from distribai.errors import CODES, DistribAIError, InternalFault
 
 Json = Annotated[
-    bool, Parameter(name="--json", show_default=False, help="Print JSON instead of words.")
+    bool,
+    Parameter(name="--json", negative="", show_default=False, help="Print JSON instead of words."),
 ]
 Watch = Annotated[
-    bool, Parameter(name="--watch", show_default=False, help="Show it again on every change.")
+    bool,
+    Parameter(
+        name="--watch", negative="", show_default=False, help="Show it again on every change."
+    ),
 ]
 
 

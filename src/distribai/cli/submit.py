@@ -20,12 +20,18 @@ def submit(
     recipe: Annotated[str, Parameter(help="The recipe, YAML or JSON; `-` reads stdin.")],
     dry_run: Annotated[
         bool,
-        Parameter(show_default=False, help="Show the effective spec and the plan, do nothing."),
+        Parameter(
+            negative="",
+            show_default=False,
+            help="Show the effective spec and the plan, do nothing.",
+        ),
     ] = False,
     yes: Annotated[
-        bool, Parameter(name=("--yes", "-y"), show_default=False, help="Do not ask.")
+        bool, Parameter(name=("--yes", "-y"), negative="", show_default=False, help="Do not ask.")
     ] = False,
-    accept: Annotated[bool, Parameter(show_default=False, help="Accept it at once.")] = False,
+    accept: Annotated[
+        bool, Parameter(negative="", show_default=False, help="Accept it at once.")
+    ] = False,
     follow: Annotated[
         bool, Parameter(negative="--no-follow", help="Follow it until it ends.")
     ] = True,

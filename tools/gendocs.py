@@ -1,0 +1,149 @@
+"""Make the generated pages of ``docs/reference`` again; ``--check`` only says whether they differ.
+
+The pages come from what the program itself uses: the command tree, the settings' dataclasses, the
+table of error codes, the application's OpenAPI description.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+REFERENCE = Path(__file__).resolve().parents[1] / "docs" / "reference"
+NOTE = "<!-- Made by tools/gendocs.py: change the program, then `make docs`. -->\n\n"
+
+
+def cli_page() -> str:
+    """Every command with its arguments, and the exit statuses."""
+    from distribai.cli import main
+
+    told = (main.__doc__ or "").split("\n\n", 1)[1].strip()
+    tree = main.app.generate_docs(output_format="markdown")
+    title, _, rest = tree.partition("\n")
+    lines = "\n".join(line.rstrip() for line in rest.strip().splitlines())
+    return f"{NOTE}{title}\n\n{told}\n\n{lines}\n"
+
+
+def config_page() -> str:
+    """Every setting with its variable, default, bounds and help."""
+    from distribai import config
+
+    home = config.Home(Path("STATE"), Path("CONFIG"), Path("CACHE"))
+    spots = config.known(home)
+    text = f"""{NOTE}# Settings
+
+The first source that says something wins: a command's flag, a `DISTRIBAI_*` variable, the section
+of `./distribai.toml`, the section of the user's file, for the client's two what `orchestrator
+start` left, the default. `distribai config show` tells each value and its source, and where the
+user's file lies. Unknown names are refused everywhere. `STATE` is `$DISTRIBAI_HOME/state`, or the
+system's place for a user's state (`~/.local/state/distribai` on Linux).
+
+| variable | what it is |
+|---|---|
+"""
+    text += "".join(f"| `{name}` | {what} |\n" for name, what in config.ENV_ONLY.items())
+    for section, cls in config.SECTIONS.items():
+        about = " ".join((cls.__doc__ or "").split()).replace("``", "`")
+        text += f"\n## [{section}]\n\n{about}\n\n"
+        text += "| name | variable | default | from ... to | what it is |\n|---|---|---|---|---|\n"
+        for spot in spots.values():
+            if spot.name.startswith(f"{section}."):
+                text += _setting_row(spot, config.BOUNDS.get(spot.name))
+    return text
+
+
+def _setting_row(spot: Any, bounds: tuple[float, float] | None) -> str:
+    key = spot.name.partition(".")[2]
+    default = json.dumps(spot.default) if not isinstance(spot.default, Path) else str(spot.default)
+    shown = "empty" if default in ('""', ".") else f"`{default}`"
+    between = "" if bounds is None else f"{bounds[0]:g} ... {bounds[1]:g}"
+    return f"| `{key}` | `{spot.variable}` | {shown} | {between} | {spot.help} |\n"
+
+
+def errors_page() -> str:
+    """Every stable code, and what each kind of error means for HTTP and for scripts."""
+    from distribai import errors
+
+    text = f"""{NOTE}# Errors
+
+Every error has a stable code, a message, and where there is something to try, a hint. A code never
+changes its meaning. On the command line `distribai errors CODE` explains one; over HTTP it is the
+`code` of an `application/problem+json` answer.
+
+## Kinds
+
+| kind | HTTP status | exit status | what it is |
+|---|---|---|---|
+"""
+    for kind in _kinds(errors.DistribAIError):
+        about = (kind.__doc__ or "").splitlines()[0]
+        text += f"| `{kind.__name__}` | {kind.http_status} | {kind.exit_status} | {about} |\n"
+    text += "\n## Codes\n\n| code | what it means |\n|---|---|\n"
+    return text + "".join(f"| `{c}` | {s} |\n" for c, s in sorted(errors.CODES.items()))
+
+
+def _kinds(root: type[Any]) -> Iterator[type[Any]]:
+    for kind in root.__subclasses__():
+        if kind.__module__ == root.__module__:
+            yield kind
+            yield from _kinds(kind)
+
+
+def openapi_page() -> str:
+    """The application's own description."""
+    from distribai.orchestrator.context import Grid
+    from distribai.orchestrator.http.app import create_app
+
+    nobody = SimpleNamespace(clock=time.monotonic, entropy=bytes)
+    return json.dumps(create_app(cast(Grid, nobody)).openapi(), indent=2, sort_keys=True) + "\n"
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "cli.md": cli_page,
+    "config.md": config_page,
+    "errors.md": errors_page,
+    "openapi.json": openapi_page,
+}
+
+
+def differences() -> Iterator[str]:
+    """A unified diff for each page that is not as the program says."""
+    for name, make in PAGES.items():
+        path = REFERENCE / name
+        before = path.read_text(encoding="utf-8") if path.exists() else ""
+        after = make()
+        if before != after:
+            yield "".join(
+                difflib.unified_diff(
+                    before.splitlines(keepends=True),
+                    after.splitlines(keepends=True),
+                    f"docs/reference/{name}",
+                    "as the program says",
+                    n=1,
+                )
+            )
+
+
+def main() -> int:
+    """Write the pages, or with ``--check`` compare them."""
+    if sys.argv[1:] == ["--check"]:
+        found = list(differences())
+        for diff in found:
+            sys.stderr.write(diff[:4000])
+        if found:
+            sys.stderr.write("\ndocs/reference is not up to date: run `make docs`.\n")
+        return 1 if found else 0
+    REFERENCE.mkdir(parents=True, exist_ok=True)
+    for name, make in PAGES.items():
+        (REFERENCE / name).write_text(make(), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
