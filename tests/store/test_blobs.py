@@ -18,7 +18,7 @@ from moto.server import ThreadedMotoServer
 from distribai.core.spec import BlobRef
 from distribai.errors import Conflict, Integrity, NotFound, Unavailable
 from distribai.store.blobs import BlobStore, blob_key
-from distribai.store.uploads import WRITE_CHUNK, Uploads
+from distribai.store.uploads import IDLE_S, WRITE_CHUNK, Uploads
 
 MAX = 64 << 20
 CREDENTIALS = {"access_key_id": "test", "secret_access_key": "test", "region": "us-east-1"}
@@ -295,6 +295,22 @@ class TestUploads:
         assert directory.uploads.offset(young.id).offset == 0
         with pytest.raises(NotFound):
             directory.uploads.offset(old.id)
+
+    async def test_a_new_upload_clears_those_left_alone_for_a_day(self, tmp_path: Path) -> None:
+        async def promote(path: Path, ref: BlobRef) -> None:
+            raise AssertionError("nothing is whole")
+
+        now = [0.0]
+        uploads = Uploads(tmp_path, promote=promote, max_bytes=MAX, now=lambda: now[0])
+        first = uploads.begin(ref_of(b"first"))
+        touched = (tmp_path / f"{first.id}.part").stat().st_mtime
+        now[0] = touched + IDLE_S - 1
+        uploads.begin(ref_of(b"second"))
+        assert uploads.offset(first.id).offset == 0
+        now[0] = touched + IDLE_S + 1
+        uploads.begin(ref_of(b"third"))
+        with pytest.raises(NotFound):
+            uploads.offset(first.id)
 
     async def test_a_full_disk_is_said_and_keeps_the_upload(
         self, directory: BlobStore, tmp_path: Path

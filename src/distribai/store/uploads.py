@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,9 @@ from distribai.errors import Conflict, Integrity, NotFound, Unavailable
 
 WRITE_CHUNK = 1 << 20
 """Bytes gathered before one trip to a thread that hashes and writes them."""
+
+IDLE_S = 86400.0
+"""Seconds after which an upload to which nothing was added is given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,7 @@ class Uploads:
         promote: takes over a finished file whose hash is known to be right.
         max_bytes: the largest upload to begin.
         entropy: randomness for ids.
+        now: seconds since 1970 on the clock that stamps this machine's files.
     """
 
     def __init__(
@@ -64,16 +69,18 @@ class Uploads:
         promote: Callable[[Path, BlobRef], Awaitable[None]],
         max_bytes: int,
         entropy: Callable[[int], bytes] = os.urandom,
+        now: Callable[[], float] = time.time,
     ) -> None:
         self._directory = directory
         directory.mkdir(parents=True, exist_ok=True)
         self._promote = promote
         self._max_bytes = max_bytes
         self._entropy = entropy
+        self._now = now
         self._open: dict[str, _Staged] = {}
 
     def begin(self, ref: BlobRef) -> Upload:
-        """Make room for the blob ``ref``.
+        """Make room for the blob ``ref``, and drop uploads that were left alone for a day.
 
         Raises:
             Integrity: it is larger than this store takes.
@@ -86,6 +93,7 @@ class Uploads:
                 f"({self._max_bytes} bytes).",
                 "Split the data over several files, or ask the operator for a higher limit.",
             )
+        self.drop_idle(self._now() - IDLE_S)
         upload_id = make_id("up", self._entropy(RANDOM_BYTES))
         part = self._directory / f"{upload_id}.part"
         try:

@@ -31,7 +31,12 @@ DRAIN = 16 << 20
 router = APIRouter(prefix="/blobs", tags=["blobs"])
 
 JobHeader = Annotated[
-    str, Header(alias="X-DistribAI-Job", description="The job that the bytes are counted to.")
+    str,
+    Header(
+        alias="X-DistribAI-Job",
+        description="The job that the bytes are counted to.",
+        pattern="^[a-z0-9_]{0,40}$",
+    ),
 ]
 
 
@@ -111,6 +116,7 @@ async def append_upload(
 ) -> Response:
     """The raw bytes from ``Upload-Offset`` on. 204: more is to come; 201: promoted."""
     received = 0
+    sha256 = grid.blobs.uploads.claim(upload_id).sha256
 
     async def counted() -> AsyncIterator[bytes]:
         nonlocal received
@@ -128,7 +134,7 @@ async def append_upload(
         await _drain(body)
         return problems.answer(request, error)
     finally:
-        _count(grid, caller, job, up=received)
+        _count(grid, caller, job, sha256, up=received)
     if upload.complete:
         return Response(status_code=201, headers={"Upload-Offset": str(upload.offset)})
     return Response(status_code=204, headers={"Upload-Offset": str(upload.offset)})
@@ -152,7 +158,7 @@ async def fetch_blob(
     """The bytes, or one ``Range`` of them. Hash them again: the name is the promise."""
     ref = BlobRef(sha256, await grid.blobs.size(sha256))
     return await blob_response(
-        request, grid.blobs, ref, sent=lambda n: _count(grid, caller, job, down=n)
+        request, grid.blobs, ref, sent=lambda n: _count(grid, caller, job, sha256, down=n)
     )
 
 
@@ -175,7 +181,10 @@ async def _drain(body: AsyncIterator[bytes]) -> None:
         return
 
 
-def _count(grid: Grid, caller: Principal, job: str, up: int = 0, down: int = 0) -> None:
+def _count(
+    grid: Grid, caller: Principal, job: str, sha256: str, up: int = 0, down: int = 0
+) -> None:
     """Only what moves between nodes and this process counts to a job."""
     if caller.kind == "node" and (up or down):
-        traffic.count(grid, job, caller.node_id, "delta" if up else "other", up, down)
+        kind = "delta" if up else "other"  # unless the blob is known by another kind
+        traffic.count(grid, job, caller.node_id, kind, up, down, sha256)
