@@ -224,6 +224,7 @@ class Link:
             self._channel.renumber()
         self._session_id = ack.session_id
         self._written = 0
+        self._beat.clear()  # registering told the news already
         self.session_token = ack.session_token
         self.node_id = ack.node_id
         self._set_interval(ack.heartbeat_s)
