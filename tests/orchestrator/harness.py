@@ -1,4 +1,4 @@
-"""A grid without sockets: real stores, a clock that a test moves, nodes that do as they are told."""
+"""A grid without sockets: real stores, a clock that a test moves, nodes that obey."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class World:
     async def open(self) -> World:
         settings = OrchestratorSettings(state_dir=self.root, merge_threads=1, liveness=LIVENESS)
         rng = random.Random(self.seed)
-        db = Database(self.url, clock=self.time)
+        db = Database(self.url, clock=self.time, durable=False)
         self.grid = Grid(
             db=db,
             blobs=BlobStore.open(self.root / "blobs", self.root / "staging", max_bytes=1 << 24),
@@ -259,7 +259,14 @@ class FakeNode:
         message.seq = self.channel.number(message, reliable=reliable)
         message.ack = self.channel.received
         self.queue.put_nowait(message)
-        await self.queue.join()
+        await self.taken_in()
+
+    async def taken_in(self) -> None:
+        """Wait until the orchestrator has taken in everything, or has ended the stream."""
+        assert self._stream is not None
+        joined = asyncio.create_task(self.queue.join())
+        await asyncio.wait([joined, self._stream], return_when=asyncio.FIRST_COMPLETED)
+        joined.cancel()
         await breathe()
 
     async def heartbeat(self, intent: str | None = None, **fields: Any) -> None:

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 from distribai.core.architectures import manifest_of
 from distribai.core.plain import from_plain
 from distribai.core.ranges import SampleRange, normalize
-from distribai.core.spec import BlobRef
 from distribai.merge.delta import open_delta
 from distribai.merge.manifests import RoundManifest, replay_round
 from distribai.orchestrator.jobs import queries
@@ -15,6 +16,11 @@ async def consumed(world: World, job_id: str) -> list[SampleRange]:
     """Positions of accepted training tasks."""
     tasks = (await queries.list_tasks(world.grid, job_id)).items
     return [r for t in tasks if t.phase == "train" and t.state == "accepted" for r in t.samples]
+
+
+def path(world: World, sha256: str) -> Path:
+    """Where a blob lies."""
+    return world.root / "blobs" / "sha256" / sha256[:2] / sha256
 
 
 async def assert_every_position_once(world: World, job_id: str) -> None:
@@ -70,17 +76,12 @@ async def test_every_round_can_be_replayed_bit_for_bit(world: World) -> None:
             assert new is not None
             record = from_plain(RoundManifest, row.manifest)
             manifest = manifest_of(job.spec["model"]["family"], job.spec["model"]["config"])
-            root = world.root / "blobs" / "sha256"
-
-            def path(ref: BlobRef):  # type: ignore[no-untyped-def]
-                return root / ref.sha256[:2] / ref.sha256
-
             replay = replay_round(
                 manifest,
                 record,
-                path(BlobRef(base.weights_sha, base.weights_size)),
-                path(BlobRef(base.outer_sha, base.outer_size)) if base.outer_sha else None,
-                [open_delta(path(s.delta), manifest, {}) for s in record.submissions],
+                path(world, base.weights_sha),
+                path(world, base.outer_sha) if base.outer_sha else None,
+                [open_delta(path(world, s.delta.sha256), manifest, {}) for s in record.submissions],
             )
             assert replay.ok, replay.problems
             assert replay.weights_hash == new.weights_hash

@@ -37,6 +37,6 @@ async def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture
 async def db(url: str, clock: Clock) -> AsyncIterator[Database]:
     """The database behind ``url``, on the test's clock."""
-    database = Database(url, clock=clock)
+    database = Database(url, clock=clock, durable=False)
     yield database
     await database.close()

@@ -67,7 +67,7 @@ async def new_postgres(uri: str) -> str:
 async def new_sqlite(directory: Path) -> str:
     """A fresh, migrated database; its URL."""
     url = f"sqlite:///{directory / 'grid.sqlite3'}"
-    db = Database(url)
+    db = Database(url, durable=False)
     await migrate(db)
     await db.close()
     return url

@@ -95,13 +95,17 @@ class Database:
     Args:
         url: ``sqlite:///path`` or ``postgresql://...`` (the drivers are ours to choose).
         clock: put in place of database time, by tests alone.
+        durable: whether a commit survives a power cut; False is for tests (a killed process loses
+            nothing either way).
 
     Raises:
         UsageError: ``config.invalid``: another kind of database, or its driver is not installed.
         Unavailable: ``grid.database``: the SQLite file's directory does not exist.
     """
 
-    def __init__(self, url: str, clock: Callable[[], float] | None = None) -> None:
+    def __init__(
+        self, url: str, clock: Callable[[], float] | None = None, *, durable: bool = True
+    ) -> None:
         self.url = _driver_url(url)
         self.dialect: Dialect = (
             "sqlite" if self.url.get_backend_name() == "sqlite" else "postgresql"
@@ -112,8 +116,8 @@ class Database:
         self._reader: AsyncEngine
         if self.dialect == "sqlite":
             _check_directory(self.url)
-            self._writer = _sqlite_engine(self.url, "BEGIN IMMEDIATE", 1)
-            self._reader = _sqlite_engine(self.url, "BEGIN", READERS)
+            self._writer = _sqlite_engine(self.url, "BEGIN IMMEDIATE", 1, durable)
+            self._reader = _sqlite_engine(self.url, "BEGIN", READERS, durable)
         else:
             self._writer = create_async_engine(self.url, pool_size=8, pool_pre_ping=True)
             self._reader = self._writer.execution_options(
@@ -217,7 +221,7 @@ def _check_directory(url: URL) -> None:
         )
 
 
-def _sqlite_engine(url: URL, begin: str, size: int) -> AsyncEngine:
+def _sqlite_engine(url: URL, begin: str, size: int, durable: bool) -> AsyncEngine:
     engine = create_async_engine(
         url, pool_size=size, max_overflow=0, connect_args={"timeout": BUSY_S}
     )
@@ -229,7 +233,7 @@ def _sqlite_engine(url: URL, begin: str, size: int) -> AsyncEngine:
         cursor = connection.cursor()
         cursor.execute("PRAGMA journal_mode = WAL")
         # FULL: a commit is on disk before it is acknowledged, also across a power cut.
-        cursor.execute("PRAGMA synchronous = FULL")
+        cursor.execute(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")
         cursor.execute("PRAGMA foreign_keys = ON")
         cursor.close()
 

@@ -90,14 +90,15 @@ async def build_assignment(tx: Tx, job: AnyRow, task: AnyRow) -> Assignment:
 
 
 async def weights_ref(tx: Tx, job: AnyRow, number: int) -> WeightsRef:
-    """How to get version ``number``: its snapshot, and the updates that are no larger than it."""
+    """How to get version ``number``: its snapshot, the update that leads there, and more updates
+    before it as long as all of them together are no larger than the snapshot."""
     rows = await jobs.latest_versions(tx, job.id, number, MAX_UPDATES + 1)
     newest = rows[0]
     updates: list[UpdateRef] = []
     budget = newest.weights_size
     for row in rows:
         ref = blob_or_none(row.update_sha, row.update_size)
-        if ref is None or ref.size > budget or len(updates) == MAX_UPDATES:
+        if ref is None or (updates and ref.size > budget) or len(updates) == MAX_UPDATES:
             break
         budget -= ref.size
         updates.append(UpdateRef(row.version, ref, row.weights_hash))

@@ -110,7 +110,11 @@ def _bar(grid: Grid, nodes: Sequence[AnyRow]) -> None:
 
 
 async def sweep(grid: Grid) -> bool:
-    """Notice silence: nodes become degraded or offline, leases die; whether anything changed."""
+    """Notice silence: nodes become degraded or offline, leases die; whether anything changed.
+
+    A silent node's leases end by themselves, ``offline_s`` after the last heartbeat that named them,
+    and not before the grace after a start is over.
+    """
     liveness = grid.settings.liveness
     async with grid.db.read() as tx:
         silent_ids = await fleet.silent_since(tx, tx.now - liveness.degraded_s)
@@ -133,10 +137,9 @@ async def sweep(grid: Grid) -> bool:
         expired = await leases.expired_tasks(tx)
     for row in gone:
         _forget(grid, row.id)
-        await release_node(grid, row.id, "its node fell silent")
     for task in expired:
         late = task.deadline_at is not None and task.lease_until >= task.deadline_at
-        why = "it took longer than its hard deadline" if late else "its lease ran out"
+        why = "it took longer than its hard deadline" if late else "its node fell silent"
         await _release(grid, task, why, expired=True)
     return bool(gone or silent or expired)
 

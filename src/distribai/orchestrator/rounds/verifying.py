@@ -80,6 +80,7 @@ async def _verify(grid: Grid, task: AnyRow) -> None:
     if session is not None:
         answer = results.answer_of(judged)
         session.assigned.pop(task.id, None)
+        session.in_hand.pop(task.id, None)
         session.send(ack_message(task.id, task.attempt, answer.code, answer.reason))
 
 
