@@ -295,6 +295,16 @@ class FakeNode:
         (found,) = [t for t in self.tasks.values() if t.phase == phase]
         return found
 
+    async def next_training(self) -> Assignment:
+        """The next training task, after whatever else comes before it."""
+        for _ in range(5):
+            await self.world.settle()
+            for task in self.tasks.values():
+                if task.phase == "train":
+                    return task
+            await self.work()
+        raise AssertionError("no training task comes")
+
     async def work(self, phase: str | None = None) -> int:
         """Do every task in hand (of one phase); how many."""
         todo = [t for t in self.tasks.values() if phase in (None, t.phase)]
@@ -339,10 +349,13 @@ class FakeNode:
         rng = np.random.default_rng([ord(c) for c in task.task_id])
         async with grid.blobs.local(ref) as path:
             base = {k: np.array(v) for k, v in open_weights(path, manifest).items()}
-        local = {
-            k: (v - (value or rng.normal(0, 0.01, v.shape))).astype(np.float32)
-            for k, v in base.items()
-        }
+        if value is not None:  # the same difference everywhere, whatever the weights are
+            base = {k: np.full_like(v, value) for k, v in base.items()}
+            local = {k: np.zeros_like(v) for k, v in base.items()}
+        else:
+            local = {
+                k: (v - rng.normal(0, 0.01, v.shape)).astype(np.float32) for k, v in base.items()
+            }
         header = DeltaHeader(
             task.job_id,
             task.task_id,

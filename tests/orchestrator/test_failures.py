@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from distribai.core.tasks import Outcome
+from distribai.orchestrator import traffic
+from distribai.orchestrator.jobs import queries
+from distribai.store.statements import records
+from tests.orchestrator.harness import World
+from tests.orchestrator.test_exactly_once import finish_everything
+from tests.orchestrator.test_whole_job import assert_every_position_once
+
+
+async def test_a_failed_attempt_goes_to_another_node(world: World) -> None:
+    a, b = await world.node("a"), await world.node("b")
+    job_id = await world.job()
+    await world.settle()
+    failed = a.only_task()
+    await a.fail(failed, "node.memory", "out of memory")
+    await world.settle()
+    assert failed.task_id not in a.tasks, "never straight back while another could take it"
+    await finish_everything(world, b)
+    tasks = {t.id: t for t in (await queries.list_tasks(world.grid, job_id)).items}
+    assert (tasks[failed.task_id].state, tasks[failed.task_id].node_id) == ("accepted", b.id)
+    (cause,) = tasks[failed.task_id].causes
+    assert (cause.node_id, cause.code, cause.reason) == (a.id, "node.memory", "out of memory")
+    assert await world.run_job(job_id) == "completed"
+    await assert_every_position_once(world, job_id)
+
+
+async def test_the_only_node_gets_a_failed_task_back(world: World) -> None:
+    a = await world.node("a")
+    job_id = await world.job()
+    await world.settle()
+    task = a.only_task()
+    await a.fail(task, "node.child", "it died")
+    await a.fail(task, "node.child", "it died")
+    await world.settle()
+    assert (a.only_task().task_id, a.only_task().attempt) == (task.task_id, 2)
+    assert [(k.counted, k.code) for k in a.acks] == [(False, "task.failed")] * 2
+    assert await world.run_job(job_id) == "completed"
+
+
+async def test_a_job_fails_with_all_causes_when_the_attempts_are_used_up(world: World) -> None:
+    a = await world.node("a")
+    job_id = await world.job(max_attempts=3)
+    for i in range(3):
+        await a.fail(await a.next_training(), "node.child", f"cause {i}")
+    await world.settle()
+    record = await queries.show_job(world.grid, job_id)
+    assert record.state == "failed"
+    assert a.id in record.reason
+    assert "cause 2 [node.child]" in record.reason
+    assert record.round is not None
+    assert record.round.state == "abandoned"
+    (task,) = [
+        t for t in (await queries.list_tasks(world.grid, job_id)).items if t.phase == "train"
+    ]
+    assert [c.reason for c in task.causes] == ["cause 0", "cause 1", "cause 2"]
+
+
+async def test_submissions_that_are_always_rejected_fail_the_job(world: World) -> None:
+    a = await world.node("a")
+    job_id = await world.job(max_attempts=2)
+    for _ in range(2):
+        task = await a.next_training()
+        await a.report(Outcome(task.task_id, task.attempt, "done"))
+    await world.settle()
+    record = await queries.show_job(world.grid, job_id)
+    assert record.state == "failed"
+    assert "tensor.manifest" in record.reason
+
+
+async def test_a_job_whose_last_loss_cannot_be_measured_completes_and_says_so(
+    world: World,
+) -> None:
+    a = await world.node("a")
+    job_id = await world.job(max_attempts=1, steps=2)
+    await world.settle()
+    await a.work("train")
+    for _ in range(2):
+        await world.settle()
+        await a.fail(a.only_task("evaluate"), "node.child", "no luck")
+    await world.settle()
+    record = await queries.show_job(world.grid, job_id)
+    assert record.state == "completed"
+    assert "could not be measured" in record.reason
+    assert "no luck" in record.reason
+
+
+async def test_a_merge_that_would_hold_infinities_fails_the_job(world: World) -> None:
+    a = await world.node("a")
+    job_id = await world.job()
+    for _ in range(2):  # the first such step is still finite, the second is not
+        task = await a.next_training()
+        honest = await a.outcome(task)
+        huge = await a.upload(task, honest.steps, honest.tokens, value=3e38)
+        await a.report(replace(honest, delta=huge))
+        await world.settle()
+    record = await queries.show_job(world.grid, job_id)
+    assert record.state == "failed"
+    assert "cannot be merged" in record.reason
+
+
+async def test_bytes_are_counted_by_job_and_kind(any_world: World) -> None:
+    world = any_world
+    job_id = await world.job()
+    (version,) = await queries.list_versions(world.grid, job_id)
+    for _ in range(2):
+        traffic.count(world.grid, job_id, "node_a", "other", 0, 100, version.weights.sha256)
+        traffic.count(world.grid, job_id, "node_a", "delta", 50, 0)
+        traffic.count(world.grid, job_id, "node_a", "other", 1, 7, "0" * 64)
+        before = (await queries.show_job(world.grid, job_id)).bytes
+        await world.settle()
+        assert (await queries.show_job(world.grid, job_id)).bytes == before
+    assert before.weights_down == 200
+    assert before.weights_up == 100
+    assert (before.data_up, before.data_down) == (2, 14)
+    async with world.grid.db.read() as tx:
+        assert await records.traffic_of(tx, job_id) == {
+            "weights": (0, 200),
+            "delta": (100, 0),
+            "other": (2, 14),
+        }
