@@ -85,6 +85,7 @@ class Stream:
         async def listen() -> None:
             async for message in requests:
                 self._in.put_nowait(message)
+            self._out.put_nowait(None)  # who has no more to say is let go
 
         listener = asyncio.ensure_future(listen())
         try:

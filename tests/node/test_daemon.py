@@ -324,6 +324,19 @@ async def test_leaving_finishes_the_step_reports_and_waits_for_the_acknowledgeme
         await grid.peer.stream.ended.wait()
 
 
+async def test_an_idle_node_says_that_it_leaves(grid: Grid) -> None:
+    daemon = await grid.up()
+    await eventually((grid.root / "state" / "join").exists)
+    await settle()
+    daemon.finish()
+    beats = [await grid.peer.hear("heartbeat")]
+    while beats[-1].intent != "drain":
+        beats.append(await grid.peer.hear("heartbeat"))
+    assert list(beats[-1].tasks) == []
+    assert grid.running is not None
+    await grid.running
+
+
 async def test_a_drain_by_the_grid_lets_the_task_end_by_itself(grid: Grid) -> None:
     await grid.up()
     await grid.accepted(params={"do": "wait"})

@@ -194,6 +194,22 @@ async def test_a_heartbeat_acknowledges_what_was_received(setup: Setup) -> None:
     assert setup.peer.channel.unacked() == ()
 
 
+async def test_a_farewell_is_heard_before_the_stream_ends(setup: Setup) -> None:
+    stream = await setup.connect()
+    leaving = asyncio.ensure_future(setup.link.farewell())
+    assert (await setup.peer.hear("heartbeat")).uptime_s == 1
+    await settle()
+    assert stream.ended
+    assert not leaving.done()
+    stream.say(None)
+    await leaving
+    await setup.running
+
+
+async def test_without_a_connection_there_is_nobody_to_say_farewell_to(setup: Setup) -> None:
+    await setup.link.farewell()
+
+
 async def test_silence_of_three_heartbeats_is_a_lost_connection(setup: Setup) -> None:
     stream = await setup.connect()
     await setup.clock.advance(30.0)

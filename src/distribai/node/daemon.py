@@ -172,9 +172,13 @@ class Daemon:
         await self._leaving.wait()
         await self._worker.hands.idle()
         try:
-            await within(self._clock, FAREWELL_S, self._worker.hands.settled())
+            await within(self._clock, FAREWELL_S, self._say_goodbye())
         except TimeoutError:
             log.warning("leaving, though nobody has acknowledged the last results")
+
+    async def _say_goodbye(self) -> None:
+        await self._worker.hands.settled()
+        await self._link.farewell()
 
     async def _run_out_of_time(self) -> None:
         await self._hurry.wait()

@@ -122,6 +122,9 @@ class Link:
         self._heard = 0.0
         self._interval = 10.0
         self._healthy = False
+        self._leaving = False
+        self._connected = False
+        self._left = asyncio.Event()
         self._session_id = ""
         self.session_token = ""
         self.node_id = identity.node_id
@@ -148,8 +151,17 @@ class Link:
         """Numbered messages that the orchestrator has not acknowledged."""
         return tuple(body for _, body in self._channel.unacked())
 
+    async def farewell(self) -> None:
+        """Tell the grid what the last heartbeat has to tell, and end the stream in order; returns
+        when the other side has ended it too, or at once when there is no connection."""
+        if not self._connected:
+            return
+        self.send(self._handler.heartbeat())
+        self._leaving = True
+        await self._left.wait()
+
     async def run(self) -> None:
-        """Keep the session, until cancelled.
+        """Keep the session, until cancelled or after :meth:`farewell`.
 
         Raises:
             DistribAIError: why the grid does not take this node (any more): ``node.fenced``,
@@ -163,6 +175,9 @@ class Link:
                 reason = str(problem)
             except _TryAgain as ended:
                 reason = str(ended.__cause__)
+            if self._leaving:
+                self._left.set()
+                return
             if self._healthy:
                 waits = full_jitter(self._rng)
                 self._healthy = False
@@ -177,10 +192,12 @@ class Link:
         try:
             await self._register(connection)
             self._unreliable.clear()
+            self._connected = True
             await _first_failure(
                 self._read_all(connection), self._write_all(connection), self._beat_all()
             )
         finally:
+            self._connected = False
             await connection.close()
 
     async def _register(self, connection: Connection) -> None:
@@ -279,6 +296,9 @@ class Link:
                 body = self._unreliable.popleft()
                 if not await self._write(connection, self._envelope(0, body)):
                     return
+            if self._leaving:
+                await connection.end()
+                return
 
     def _envelope(self, seq: int, body: Body) -> pb.NodeMessage:
         message = pb.NodeMessage(seq=seq, ack=self._channel.received)

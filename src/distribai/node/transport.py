@@ -1,4 +1,4 @@
-"""How the link reaches the orchestrator: a seam of four methods, so that tests can cut it.
+"""How the link reaches the orchestrator: a seam of five methods, so that tests can cut it.
 
 A :class:`Transport` is asked for a new :class:`Connection` each time; a connection ends once and is
 never used again. ``read`` returns None when the other side has ended it in order. Everything that
@@ -35,8 +35,12 @@ class Connection(Protocol):
         """Send a message; returns when it is on its way, not when it has arrived."""
         ...
 
+    async def end(self) -> None:
+        """Say that nothing more will be written; the other side then ends the stream."""
+        ...
+
     async def close(self) -> None:
-        """End the stream and free it; again is allowed, and it never fails."""
+        """Drop the stream and free it; again is allowed, and it never fails."""
         ...
 
 
@@ -90,6 +94,9 @@ class _GrpcConnection:
         except (asyncio.InvalidStateError, grpc.aio.UsageError) as problem:
             # The stream ended between two writes; the reader knows why.
             raise ConnectionLost("the stream has ended") from problem
+
+    async def end(self) -> None:
+        await self._call.done_writing()
 
     async def close(self) -> None:
         self._call.cancel()

@@ -15,6 +15,7 @@ class MemoryConnection:
         self._to_node: asyncio.Queue[pb.OrchestratorMessage | None] = asyncio.Queue()
         self._to_orchestrator: asyncio.Queue[pb.NodeMessage] = asyncio.Queue()
         self._broken = asyncio.Event()
+        self.ended = False
         self.closed = False
 
     # the node's side
@@ -39,6 +40,10 @@ class MemoryConnection:
         copy = pb.NodeMessage()
         copy.CopyFrom(message)
         self._to_orchestrator.put_nowait(copy)
+
+    async def end(self) -> None:
+        """The node will write no more."""
+        self.ended = True
 
     async def close(self) -> None:
         """The node is done with it."""
