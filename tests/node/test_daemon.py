@@ -434,7 +434,7 @@ async def test_a_defect_ends_the_daemon_instead_of_leaving_it_deaf(
 def test_a_node_without_a_grid_is_told_how_to_join(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         join_link(NodeSettings(state_dir=tmp_path))
-    assert caught.value.code == "node.link"
+    assert caught.value.code == "node.join"
 
 
 def test_a_link_is_remembered_once(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ class Daemon:
         command: how the training child is started; this program's own by default.
 
     Raises:
-        UsageError: ``node.link`` or ``config.invalid``.
+        UsageError: ``node.join``, ``node.link`` or ``config.invalid``.
     """
 
     def __init__(
@@ -240,7 +240,7 @@ def join_link(settings: NodeSettings) -> JoinLink:
     """The join link of the settings, or the one that the state directory remembers.
 
     Raises:
-        UsageError: ``node.link``, there is none, or it is not well formed.
+        UsageError: ``node.join``, there is none; ``node.link``, it is not well formed.
     """
     kept = settings.state_dir / JOIN_FILE
     if settings.join:
@@ -248,7 +248,7 @@ def join_link(settings: NodeSettings) -> JoinLink:
     if kept.is_file():
         return joinlink.parse(kept.read_text())
     raise UsageError(
-        "node.link",
+        "node.join",
         "This node has not joined a grid yet.",
         "Give it the link that `distribai orchestrator start` printed: --join LINK",
         field="join",
