@@ -269,6 +269,28 @@ def test_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     assert now[0] == pytest.approx(watching.PATIENCE_S, abs=2 * watching.EVERY_S)
 
 
+def test_a_watched_list_is_shown_on_every_change(
+    run: Run, rooms: Orchestrator, made: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = 0
+
+    def sleep(seconds: float) -> None:
+        nonlocal waits
+        waits += 1
+        if waits == 2:
+            rooms.jobs[made] = running(rooms.jobs[made])
+        elif waits == 4:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(watching, "repeat", partial(watching.repeat, sleep=sleep))
+    done = run("job", "list", "--watch")
+    assert done.status == 130
+    assert [word for word in done.out.split() if word in ("submitted", "running")] == [
+        "submitted",
+        "running",
+    ]
+
+
 class TestSubmit:
     @pytest.fixture(autouse=True)
     def recipe(self, tmp_path: Path) -> None:
@@ -289,6 +311,13 @@ class TestSubmit:
         assert shown["plan"]["rounds"] == 10
         assert shown["spec"]["data"]["source"] == "blobs"
         assert not rooms.jobs
+
+    def test_a_dry_run_needs_no_grid(self, offline: Run) -> None:
+        words = ("submit", "--recipe", "sub/job.yaml", "--dry-run", "--url", "http://127.0.0.1:9")
+        assert offline(*words, "--json").json["plan"]["nodes"] == 1
+        done = offline(*words)
+        assert done.status == 0
+        assert "No orchestrator answers" in done.err
 
     def test_paths_are_relative_to_the_recipe(self, run: Run, rooms: Orchestrator) -> None:
         done = run("submit", "--recipe", "sub/job.yaml", "--yes", "--no-follow")

@@ -153,7 +153,7 @@ def test_a_node_without_a_link_is_told_where_to_get_one(home: Path) -> None:
     command = [Path(sys.executable).with_name("distribai"), "node", "start"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "code: node.link" in done.stderr
+    assert "code: node.join" in done.stderr
 
 
 def test_the_live_display_says_what_the_lines_say() -> None:

@@ -140,6 +140,17 @@ async def test_details_are_listed(operator: httpx.AsyncClient, rooms: Orchestrat
     assert (await operator.get("/api/v1/nodes")).json()["items"][0]["name"] == "a"
 
 
+async def test_a_loss_that_is_no_number_is_null(
+    operator: httpx.AsyncClient, rooms: Orchestrator
+) -> None:
+    job_id = await create(operator)
+    job = running(rooms.jobs[job_id])
+    assert job.round is not None
+    diverged = dataclasses.replace(job.round, mean_loss=float("nan"))
+    rooms.jobs[job_id] = dataclasses.replace(job, round=diverged)
+    assert (await operator.get(f"{JOBS}/{job_id}")).json()["round"]["mean_loss"] is None
+
+
 async def test_an_unknown_job_is_said_on_every_path(operator: httpx.AsyncClient) -> None:
     for tail in ("", "/rounds", "/tasks", "/versions", "/events", "/logs", "/weights"):
         missing = await operator.get(f"{JOBS}/nothing{tail}")

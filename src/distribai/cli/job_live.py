@@ -69,5 +69,5 @@ def live_facts(job: JobRecord) -> list[tuple[str, str]]:
         pairs.append(("speed", f"{output.count(r.tokens_per_s)} tokens/s"))
     pairs.append(("bytes", job_views.bytes_words(job)))
     if r is not None:
-        pairs.append(("ETA", output.duration(r.eta_s)))
+        pairs.append(("ETA", output.duration(r.eta_s or None)))
     return pairs

@@ -9,9 +9,10 @@ from cyclopts import Parameter
 
 from distribai.cli import output
 from distribai.cli.connection import Reach, connect
-from distribai.errors import UsageError
+from distribai.errors import Unavailable, UsageError
 
 if TYPE_CHECKING:
+    from distribai.client import Client
     from distribai.core.spec import JobSpec
 
 
@@ -50,10 +51,10 @@ def submit(
 
     prepared = prepare.from_file(recipe)
     with connect(reach) as client:
-        planned = client.plan(prepared.spec)
         if dry_run:
-            _show_plan(prepared.spec, planned.plan, as_json, on_stdout=True)
+            _show_plan(prepared.spec, _plan(client, prepared.spec), as_json, on_stdout=True)
             return 0
+        planned = client.plan(prepared.spec)
         if not as_json:
             _show_plan(prepared.spec, planned.plan, False, on_stdout=False)
         if not yes:
@@ -96,6 +97,21 @@ def plan_facts(plan: dict[str, Any]) -> list[tuple[str, str]]:
     if epochs is not None:
         pairs.append(("epochs", f"{epochs:.2f}"))
     return pairs
+
+
+def _plan(client: Client, spec: JobSpec) -> dict[str, Any]:
+    """The grid's plan, for the nodes that it has; without a grid one for the fewest possible."""
+    try:
+        return client.plan(spec).plan
+    except Unavailable as problem:
+        if problem.code != "grid.unreachable":
+            raise
+    from distribai.core.plain import to_plain
+    from distribai.core.plan import parameter_count, plan
+
+    output.note(f"No orchestrator answers at {client.url}: planned for {spec.workers_min} nodes.")
+    found: dict[str, Any] = to_plain(plan(spec, parameter_count(spec), spec.workers_min))
+    return found
 
 
 def _show_plan(spec: JobSpec, plan: dict[str, Any], as_json: bool, on_stdout: bool) -> None:

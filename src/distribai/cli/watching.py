@@ -54,12 +54,17 @@ class Patience:
             return answer
 
 
-def repeat(ask: Callable[[], T], render: Callable[[T], str], as_json: bool) -> None:
+def repeat(
+    ask: Callable[[], T],
+    render: Callable[[T], str],
+    as_json: bool,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
     """Show the answer whenever it changes, until interrupted.
 
     On a terminal in place; else, or with ``as_json``, one after another.
     """
-    patience = Patience()
+    patience = Patience(sleep=sleep)
     last: Any = None
     live = _Live() if sys.stdout.isatty() and not as_json else None
     try:
@@ -75,7 +80,7 @@ def repeat(ask: Callable[[], T], render: Callable[[T], str], as_json: bool) -> N
                     output.data(shown)
                     sys.stdout.flush()
                 last = shown
-            time.sleep(EVERY_S)
+            sleep(EVERY_S)
     finally:
         if live is not None:
             live.close()
