@@ -36,7 +36,7 @@ CONFIG = Config(dim=16, layers=1, heads=2, ffn_dim=24)
 H, B = 4, 2
 
 
-def make_spec(**rounds: str) -> JobSpec:
+def make_spec(moments: str = "fresh") -> JobSpec:
     """A job of four rounds of 4 steps, two sequences a step."""
     return JobSpec(
         "test",
@@ -48,7 +48,7 @@ def make_spec(**rounds: str) -> JobSpec:
         seed=5,
         optimizer=OptimizerSpec(lr=0.01),
         schedule=ScheduleSpec(warmup=2),
-        rounds=RoundSpec(inner_steps=H, **rounds),  # type: ignore[arg-type]
+        rounds=RoundSpec(inner_steps=H, moments=moments),  # type: ignore[arg-type]
     )
 
 

@@ -61,17 +61,18 @@ class DataSpec:
 class OptimizerSpec:
     """The inner optimizer. ``muon`` takes the hidden matrices and leaves the rest to AdamW.
 
-    Defaults: betas, weight decay and clip from algorithms.md A1; Muon after arXiv:2505.23725.
+    Betas, weight decay and clip from algorithms.md A1; Muon inside after arXiv:2505.23725.
+    The rates and Muon's momentum were tuned, see ``docs/explanation/learning.md``.
     """
 
     name: Literal["adamw", "muon"] = "muon"
-    lr: float = 0.003
+    lr: float = 0.01
     betas: tuple[float, ...] = (0.9, 0.95)
     eps: float = 1e-8
     weight_decay: float = 0.1
     clip: float = 1.0
-    muon_lr: float = 0.02
-    muon_momentum: float = 0.95
+    muon_lr: float = 0.01
+    muon_momentum: float = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +93,8 @@ class ScheduleSpec:
 class OuterSpec:
     """The outer step of algorithms.md A1. ``ramp`` rounds of cold start; 0 switches it off."""
 
-    eta: float = 0.8
-    mu: float = 0.8
+    eta: float = 1.0
+    mu: float = 0.6
     ramp: int = 8
 
 
@@ -111,7 +112,7 @@ class RoundSpec:
     quorum: float = 0.5
     grace_min: float = 2.0
     grace_max: float = 120.0
-    moments: Literal["fresh", "keep"] = "fresh"
+    moments: Literal["fresh", "keep"] = "keep"
     codec_up: str = "fp32"
     codec_down: str = "fp32"
 
