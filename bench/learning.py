@@ -18,8 +18,8 @@ import multiprocessing
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
@@ -48,14 +48,15 @@ HELP = "held-out loss of DiLoCo over that of data-parallel training, all sides t
 
 NODES = 4
 HELD_OUT = 2048
+QUICK_HELD_OUT = 256
 """Held-out sequences that a final loss is over, at most."""
 
 EVALUATION_BATCH = 32
 
 GRIDS: dict[str, tuple[tuple[float, float], ...]] = {
-    "diloco": ((0.006, 0.005), (0.006, 0.01), (0.012, 0.01)),
-    "ddp": ((0.006, 0.01), (0.006, 0.02), (0.012, 0.02)),
-    "adamw_ddp": ((0.005, 0.0), (0.01, 0.0), (0.02, 0.0)),
+    "diloco": ((0.006, 0.006), (0.01, 0.01), (0.017, 0.017)),
+    "ddp": ((0.007, 0.012), (0.012, 0.02), (0.02, 0.034)),
+    "adamw_ddp": ((0.006, 0.0), (0.01, 0.0), (0.017, 0.0)),
 }
 """Learning rates (AdamW's, Muon's) that each side is tuned over."""
 
@@ -66,6 +67,7 @@ class Data:
 
     manifest: DatasetManifest
     paths: dict[str, Path]
+    held_out: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,20 +104,42 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     grids = {side: grid[: 1 if args.quick else len(grid)] for side, grid in GRIDS.items()}
     seeds = range(1 if args.quick else args.seeds)
     with tempfile.TemporaryDirectory(prefix="distribai-bench-") as folder:
-        data = _prepare(spec, args.text, Path(folder))
+        data = _prepare(spec, args, Path(folder))
         with ProcessPoolExecutor(
             args.workers, multiprocessing.get_context("spawn"), initializer=_one_thread
         ) as pool:
-
-            def all_of(trials: list[Trial]) -> list[Result]:
-                waiting = [pool.submit(train, spec, t, data, folder) for t in trials]
-                return [_told(f.result()) for f in as_completed(waiting)]
-
-            tuning = all_of([Trial(s, *lr, 0) for s, grid in grids.items() for lr in grid])
-            best = {s: min((r for r in tuning if r.trial.side == s), key=_loss) for s in grids}
-            final = list(best.values())
-            final += all_of([replace(r.trial, seed=s) for r in best.values() for s in seeds[1:]])
+            tuning, final = _tune_and_repeat(
+                lambda trial: pool.submit(train, spec, trial, data, folder), grids, seeds
+            )
     return _summary(spec, args, grids, tuning, final)
+
+
+def _tune_and_repeat(
+    submit: Callable[[Trial], Future[Result]],
+    grids: dict[str, tuple[tuple[float, float], ...]],
+    seeds: range,
+) -> tuple[list[Result], list[Result]]:
+    """The tuning trials of each side, and its best rates on every seed.
+
+    A side's other seeds start as soon as its own grid is done, so that no worker idles.
+    """
+    waiting = {submit(Trial(s, *lr, 0)) for s, grid in grids.items() for lr in grid}
+    tuning: list[Result] = []
+    final: list[Result] = []
+    while waiting:
+        ended, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+        for result in (_told(f.result()) for f in ended):
+            side = result.trial.side
+            if result.trial.seed:
+                final.append(result)
+                continue
+            tuning.append(result)
+            grid = [r for r in tuning if r.trial.side == side]
+            if len(grid) == len(grids[side]):
+                best = min(grid, key=lambda r: r.loss)
+                final.append(best)
+                waiting |= {submit(replace(best.trial, seed=s)) for s in seeds[1:]}
+    return tuning, final
 
 
 def train(spec: JobSpec, trial: Trial, data: Data, folder: str) -> Result:
@@ -227,7 +251,7 @@ def _held_out_loss(spec: JobSpec, weights: Weights, data: Data) -> float:
     live = models.build(spec.model.family, spec.model.config)
     live.load(weights)
     reader = SampleReader(data.manifest, data.paths, spec.seed)
-    rows = min(HELD_OUT, data.manifest.held_out_sequences)
+    rows = min(data.held_out, data.manifest.held_out_sequences)
 
     def batches() -> Iterator[np.ndarray]:
         for start in range(0, rows, EVALUATION_BATCH):
@@ -246,14 +270,16 @@ def _spec(args: argparse.Namespace) -> JobSpec:
     return replace(spec, steps=(2 if args.quick else args.rounds) * spec.rounds.inner_steps)
 
 
-def _prepare(spec: JobSpec, text: str | None, folder: Path) -> Data:
-    documents = formats.read_files([Path(text)], "text") if text else builtin.documents("stdlib")
+def _prepare(spec: JobSpec, args: argparse.Namespace, folder: Path) -> Data:
+    source = [Path(args.text)] if args.text else None
+    documents = formats.read_files(source, "text") if source else builtin.documents("stdlib")
     place = folder / "data"
     place.mkdir()
     manifest, paths = prepare(
         documents, ByteTokenizer(), spec.seq_len, spec.data.held_out, spec.seed, place
     )
-    return Data(manifest, {s.blob.sha256: p for s, p in zip(manifest.shards, paths, strict=True)})
+    shards = {s.blob.sha256: p for s, p in zip(manifest.shards, paths, strict=True)}
+    return Data(manifest, shards, QUICK_HELD_OUT if args.quick else HELD_OUT)
 
 
 def _summary(
@@ -319,10 +345,6 @@ def _summary(
             "spread is over seeds; a repeated run is bit-identical",
         ],
     }
-
-
-def _loss(result: Result) -> float:
-    return result.loss
 
 
 def _told(result: Result) -> Result:
