@@ -134,6 +134,10 @@ class Orchestrator:
             holder=make_id("ses", os.urandom(RANDOM_BYTES)),
         )
         await liveness.after_start(self.grid)
+        if db.dialect == "sqlite":
+            # The file's lock is ours, so whoever held a duty is dead: do not wait for its lease.
+            async with db.write() as tx:
+                await leases.drop_duties(tx, None)
         self._stack.push_async_callback(self._leave)
         return invite
 

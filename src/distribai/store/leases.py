@@ -36,9 +36,11 @@ async def take_duty(tx: Tx, name: str, holder: str, seconds: float) -> int | Non
     return None if fence is None else int(fence)
 
 
-async def drop_duties(tx: Tx, holder: str) -> None:
-    """Let others have the duties of ``holder`` at once."""
-    await tx.run(update(duties).where(duties.c.holder == holder).values(lease_until=tx.now))
+async def drop_duties(tx: Tx, holder: str | None) -> None:
+    """Let others have the duties of ``holder`` at once; None: those of every holder, for who
+    knows that all of them are dead."""
+    statement = update(duties).values(lease_until=tx.now)
+    await tx.run(statement if holder is None else statement.where(duties.c.holder == holder))
 
 
 async def lease_task(

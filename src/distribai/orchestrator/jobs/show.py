@@ -144,7 +144,8 @@ def _eta(
 async def _bytes(grid: Grid, tx: Tx, job_id: str) -> ByteTotals:
     """Bytes of a job; what this process has counted and not yet written is in it."""
     sums = {kind: list(pair) for kind, pair in (await records.traffic_of(tx, job_id)).items()}
-    for (job, _, kind, sha256), (up, down) in grid.counted.items():
+    # A copy: more is counted while the database answers.
+    for (job, _, kind, sha256), (up, down) in list(grid.counted.items()):
         known = await records.blob(tx, sha256) if sha256 else None
         if (job or (known.job_id if known else "")) == job_id:
             total = sums.setdefault(known.kind if known else kind, [0, 0])
