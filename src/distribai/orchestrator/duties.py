@@ -33,6 +33,9 @@ LEASE_S = 30.0
 RENEW_S = 10.0
 """A lease is prolonged when it was not for this long."""
 
+STOP_S = 5.0
+"""Seconds that duties have to finish what they are at when the process stops."""
+
 
 @dataclass
 class DutyLease:
@@ -59,6 +62,7 @@ class Duties:
 
     grid: Grid
     _next_grace: float | None = None
+    _stopping: bool = False
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -108,7 +112,12 @@ class Duties:
             self._tasks.append(asyncio.create_task(self._loop(name, duty), name=f"duty {name}"))
 
     async def stop(self) -> None:
-        """End the loops. What was being done is undone or finished by the next start."""
+        """End the loops after what they are at; what takes longer is cut off, and done again by the
+        next start."""
+        self._stopping = True
+        self.grid.wake.set()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=STOP_S)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -122,7 +131,7 @@ class Duties:
 
     async def _loop(self, name: str, duty: Callable[[], Awaitable[bool]]) -> None:
         tick = self.grid.settings.liveness.tick_s
-        while True:
+        while not self._stopping:
             looked = self.grid.wake.count
             try:
                 if await duty():

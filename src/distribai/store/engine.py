@@ -11,11 +11,11 @@ Everything stored is dated with *database time*, read once at the start of each 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from sqlalchemy import Executable, Row, Table, event, text
 from sqlalchemy.dialects import postgresql, sqlite
@@ -24,6 +24,8 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from distribai.errors import Unavailable, UsageError
+
+T = TypeVar("T")
 
 Dialect = Literal["sqlite", "postgresql"]
 
@@ -58,13 +60,12 @@ class Tx:
         self, statement: Executable, values: Mapping[str, Any] | None = None
     ) -> AnyResult:
         """Execute one statement."""
-        result: AnyResult = await self.conn.execute(statement, values)
-        return result
+        return await whole(self.conn.execute(statement, values))
 
     async def run_many(self, statement: Executable, rows: Sequence[Mapping[str, Any]]) -> None:
         """Execute one statement for each of ``rows``; none is no error."""
         if rows:
-            await self.conn.execute(statement, rows)
+            await whole(self.conn.execute(statement, rows))
 
     async def all(
         self, statement: Executable, values: Mapping[str, Any] | None = None
@@ -169,7 +170,7 @@ class Database:
     @asynccontextmanager
     async def _begin(self, engine: AsyncEngine) -> AsyncIterator[Tx]:
         try:
-            conn = await engine.connect()
+            conn = await _connect(engine)
         except (DBAPIError, OSError) as problem:
             raise Unavailable(
                 "grid.database",
@@ -177,14 +178,56 @@ class Database:
                 "Check its address, that it runs, and the rights on its file.",
             ) from problem
         try:
-            async with conn.begin():
-                if self._clock is not None:
-                    now = self._clock()
-                else:
-                    now = float((await conn.execute(NOW[self.dialect])).scalar_one())
+            if self._clock is not None:
+                now = self._clock()
+                await whole(_start(conn))
+            else:
+                now = float((await whole(conn.execute(NOW[self.dialect]))).scalar_one())
+            try:
                 yield Tx(conn, self.dialect, now)
+            except BaseException:
+                await whole(conn.rollback())
+                raise
+            await whole(conn.commit())
         finally:
-            await conn.close()
+            await whole(conn.close())
+
+
+async def whole(work: Coroutine[Any, Any, T]) -> T:
+    """Finish ``work`` even when the caller is cancelled meanwhile, and cancel the caller then.
+
+    A statement that is torn apart leaves its connection in an unknown state, and with it the one
+    writer that an embedded database has.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        while not task.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # whatever it is, the caller no longer waits for it
+        raise
+
+
+async def _connect(engine: AsyncEngine) -> AsyncConnection:
+    opened: list[AsyncConnection] = []
+
+    async def connect() -> None:
+        opened.append(await engine.connect())
+
+    try:
+        await whole(connect())
+    except asyncio.CancelledError:
+        for conn in opened:
+            await whole(conn.close())
+        raise
+    return opened[0]
+
+
+async def _start(conn: AsyncConnection) -> None:
+    await conn.begin()
 
 
 def _driver_url(url: str) -> URL:
