@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import and_, bindparam, insert, or_, select, update
+from sqlalchemy import and_, bindparam, exists, insert, or_, select, update
 
 from distribai.core.states import Liveness, Standing
 from distribai.store.engine import AnyRow, Tx
@@ -40,10 +40,15 @@ async def all_nodes(tx: Tx) -> Sequence[AnyRow]:
 
 
 async def able_nodes(tx: Tx) -> Sequence[AnyRow]:
-    """Nodes that may be given work: online, willing, and of good standing."""
+    """Nodes that may be given work: online, in a session, willing, and of good standing.
+
+    A node without an open session counts as heard for a while after a start, but nobody could tell
+    it of work.
+    """
     return await tx.all(
         select(nodes)
         .where(
+            exists().where(sessions.c.node_id == nodes.c.id, sessions.c.ended_at.is_(None)),
             nodes.c.liveness == Liveness.ONLINE.value,
             nodes.c.intent == "contribute",
             nodes.c.standing.in_([Standing.PROBATION.value, Standing.TRUSTED.value]),
@@ -143,13 +148,10 @@ async def renew_session(tx: Tx, session_id: str, token_hash: str) -> None:
     await tx.run(update(sessions).where(sessions.c.id == session_id).values(token_hash=token_hash))
 
 
-async def end_sessions(tx: Tx, node_id: str) -> None:
-    """End all sessions of a node."""
-    await tx.run(
-        update(sessions)
-        .where(sessions.c.node_id == node_id, sessions.c.ended_at.is_(None))
-        .values(ended_at=tx.now)
-    )
+async def end_sessions(tx: Tx, node_id: str | None) -> None:
+    """End all sessions of a node; None: of every node."""
+    statement = update(sessions).where(sessions.c.ended_at.is_(None)).values(ended_at=tx.now)
+    await tx.run(statement if node_id is None else statement.where(sessions.c.node_id == node_id))
 
 
 async def session_is_open(tx: Tx, session_id: str) -> bool:
