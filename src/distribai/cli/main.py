@@ -35,7 +35,7 @@ from distribai.errors import DistribAIError, UsageError
 app = App(
     name="distribai",
     help="Train one model on many machines that nobody owns together.",
-    help_format="plaintext",
+    help_format="markdown",
     suppress_keyboard_interrupt=False,  # its exit status is ours to give
     default_parameter=Parameter(negative=""),
     help_epilogue="`--debug` with any command shows tracebacks. "
