@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 from distribai.core.spec import RoundSpec
 from distribai.orchestrator.jobs import commands, queries
 from distribai.store.statements import jobs
-from tests.orchestrator.harness import World
+from tests.orchestrator.harness import FakeNode, FakeTime, World
 from tests.orchestrator.test_exactly_once import finish_everything
 from tests.orchestrator.test_whole_job import assert_every_position_once
+from tests.store.databases import new_postgres
 
 PATIENT = RoundSpec(inner_steps=2, quorum=1.0)
 
@@ -227,3 +230,56 @@ async def test_two_devices_of_a_node_are_two_members(world: World) -> None:
     assert await world.run_job(job_id) == "completed"
     rounds = await queries.list_rounds(world.grid, job_id)
     assert [r.accepted for r in rounds] == [2, 2, 2]
+
+
+async def test_two_replicas_share_the_work_and_each_tells_its_own_nodes(
+    tmp_path: Path, postgres: str
+) -> None:
+    url, time = await new_postgres(postgres), FakeTime()
+    first = await World(tmp_path, url, time).open()
+    second = await World(tmp_path, url, time, seed=7).open()
+    try:
+        a, b = await first.node("a"), await second.node("b")
+        job_id = await first.job()
+        for _ in range(30):
+            await first.settle()  # holds the duties: it leases, judges and merges for both
+            await second.settle()
+            if (await queries.show_job(first.grid, job_id)).state == "completed":
+                break
+            for node in (a, b):
+                await node.work()
+        assert (await queries.show_job(second.grid, job_id)).state == "completed"
+        assert all(ack.counted for node in (a, b) for ack in node.acks)
+        assert len(b.acks) >= 3
+        assert b.completed[-1].job_done
+        # The first replica dies: the second takes its duties over when their leases end.
+        await a.vanish()
+        again = await second.job(name="again")
+        await second.settle()
+        assert b.tasks == {}
+        await second.advance(40, b)
+        assert b.only_task().job_id == again
+    finally:
+        await first.close()
+        await second.close()
+
+
+async def test_a_key_that_comes_back_at_another_replica_is_fenced_here(
+    tmp_path: Path, postgres: str
+) -> None:
+    url, time = await new_postgres(postgres), FakeTime()
+    first = await World(tmp_path, url, time).open()
+    second = await World(tmp_path, url, time, seed=7).open()
+    try:
+        a = await first.node("a")
+        twin = FakeNode(second, "a", key=a.key)
+        second.nodes.append(twin)
+        await twin.connect()
+        await a.heartbeat()
+        await first.settle()
+        assert a.end is not None
+        assert a.end.code == "node.fenced"
+        assert twin.end is None
+    finally:
+        await first.close()
+        await second.close()

@@ -1,9 +1,9 @@
 """The orchestrator's standing duties: each repeatable, run on a hint and every tick.
 
 Three loops, so that a long merge holds up no heartbeat: *control* (write what was heard, notice
-silence, open rounds, lease tasks, complete jobs, tell the nodes), *verify* and *merge*. What decides
-is done under a lease on the duty's row, so that of several replicas one does it, and another takes
-over when that one dies. What concerns this process's own streams needs no lease.
+silence, open rounds, lease tasks, complete jobs, tell the nodes), *verify* and *merge*. What
+decides is done under a lease on the duty's row, so that of several replicas one does it, and
+another takes over when that one dies. What concerns this process's own streams needs no lease.
 """
 
 from __future__ import annotations

@@ -205,6 +205,7 @@ async def _result(grid: Grid, session: LiveSession, message: pb.TaskResult) -> N
         session.send(ack_message(outcome.task_id, outcome.attempt, problem.code, problem.message))
         return
     if answer.wait:
+        session.assigned[outcome.task_id] = outcome.attempt  # it is answered once it is judged
         return
     if session.assigned.get(outcome.task_id) == outcome.attempt:
         session.assigned.pop(outcome.task_id, None)

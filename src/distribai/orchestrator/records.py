@@ -1,4 +1,4 @@
-"""What the orchestrator's queries answer: frozen, plain values without any row or session behind them.
+"""What the orchestrator's queries answer: frozen, plain values with no row behind them.
 
 All times are database time in seconds since 1970 (``None``: has not happened). Every record goes
 through :func:`distribai.core.plain.to_plain` as it stands.
@@ -56,10 +56,10 @@ class JobSummary:
 class RoundProgress:
     """The round that is being worked on.
 
-    ``slots`` submissions are expected, ``submitted`` have arrived, ``accepted`` passed their checks.
-    ``step`` is the mean inner step of the working nodes (accepted ones count as finished) of
-    ``steps``; ``mean_loss`` and ``tokens_per_s`` come from their latest reports; ``eta_s`` is what
-    the *job* still needs at this pace.
+    ``slots`` submissions are expected, ``submitted`` have arrived, ``accepted`` passed their
+    checks. ``step`` is the mean inner step of the working nodes (accepted ones count as finished)
+    of ``steps``; ``mean_loss`` and ``tokens_per_s`` come from their latest reports; ``eta_s`` is
+    what the *job* still needs at this pace.
     """
 
     number: int
@@ -164,7 +164,7 @@ class CauseRecord:
 
 @dataclass(frozen=True, slots=True)
 class TaskRecord:
-    """One task. ``samples`` are the positions that it holds; once it is accepted, the consumed ones."""
+    """One task. ``samples`` are the positions that it holds; of an accepted one, the consumed."""
 
     id: str
     job_id: str

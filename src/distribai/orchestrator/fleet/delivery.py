@@ -1,4 +1,4 @@
-"""Telling nodes what the database says: tasks to do, tasks to stop, new versions.
+"""Telling nodes what the database says: tasks to do, verdicts, tasks to stop, new versions.
 
 Nothing is handed from a duty to a stream. Whoever leases a task writes it down; the process that
 holds the node's stream compares what its sessions were sent with what the database says, and sends
@@ -15,7 +15,13 @@ from distribai.core.states import JobState, RoundState, TaskState
 from distribai.core.tasks import Assignment, DatasetRef, UpdateRef, WeightsRef
 from distribai.errors import Unavailable
 from distribai.orchestrator.context import Grid
-from distribai.orchestrator.fleet.registry import LiveSession, assign_message, stop_message
+from distribai.orchestrator.fleet.registry import (
+    LiveSession,
+    ack_message,
+    assign_message,
+    stop_message,
+)
+from distribai.orchestrator.rounds.results import answer_of
 from distribai.orchestrator.rounds.tasks import spec_of
 from distribai.store.engine import AnyRow, Tx
 from distribai.store.statements import jobs, work
@@ -40,7 +46,7 @@ async def deliver(grid: Grid) -> None:
                     known = (session.assigned.get(task.id), session.reported.get(task.id))
                     if task.attempt not in known:
                         await _assign(tx, session, task)
-                await _stop(tx, session, held)
+                await _answer_and_stop(tx, session, held)
                 await _tell_versions(tx, session)
         except Unavailable as problem:
             if problem.code != "protocol.backlog":
@@ -113,17 +119,26 @@ async def weights_ref(tx: Tx, job: AnyRow, number: int) -> WeightsRef:
     )
 
 
-async def _stop(tx: Tx, session: LiveSession, held: Sequence[AnyRow]) -> None:
-    """Stop what the node does in vain: tasks it lost, and slots of rounds that have closed."""
+async def _answer_and_stop(tx: Tx, session: LiveSession, held: Sequence[AnyRow]) -> None:
+    """Answer reports that have been judged, and stop what the node does in vain: tasks it lost, and
+    slots of rounds that have closed."""
     leased = {task.id: task for task in held}
-    lost = [t for t, attempt in session.assigned.items() if not _holds(leased.get(t), attempt)]
-    for task in await work.tasks_by_id(tx, lost):
-        attempt = session.assigned.pop(task.id, None)
-        session.progress.pop(task.id, None)
-        if attempt is None:  # its report was judged while this was read
+    left = [t for t, attempt in session.assigned.items() if not _holds(leased.get(t), attempt)]
+    for task in await work.tasks_by_id(tx, left):
+        attempt = session.assigned.get(task.id)
+        if attempt is None:
             continue
-        reported = task.outcome_hash and task.attempt == attempt
-        if not reported and task.id not in session.stopping:
+        own = task.node_id == session.node_id and task.attempt == attempt
+        reported = own and bool(task.outcome_hash)
+        if reported and task.state in (TaskState.SUBMITTED, TaskState.VERIFYING):
+            continue
+        del session.assigned[task.id]
+        session.in_hand.pop(task.id, None)
+        session.progress.pop(task.id, None)
+        if reported:
+            answer = answer_of(task)
+            session.send(ack_message(task.id, attempt, answer.code, answer.reason))
+        elif task.id not in session.stopping:
             session.send(stop_message(task.id, task.reason or f"the task is {task.state}"))
         session.stopping.discard(task.id)
     for task in held:

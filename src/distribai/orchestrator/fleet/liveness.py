@@ -1,8 +1,8 @@
 """Who is here: what was heard goes to the database in batches, and silence is noticed there.
 
 Heartbeats prolong the leases of the tasks that they name. A node that has been silent for
-``degraded_s`` gets no new work; after ``offline_s`` it counts as gone and its leases die. A node that
-says goodbye, or wants to drain, is taken at its word at once.
+``degraded_s`` gets no new work; after ``offline_s`` it counts as gone and its leases die. A node
+that says goodbye, or wants to drain, is taken at its word at once.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distribai.core.states import Intent, Liveness, TaskState
+from distribai.errors import NotAllowed
 from distribai.orchestrator import traffic
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.fleet.registry import LiveSession
@@ -18,6 +19,7 @@ from distribai.orchestrator.rounds import results
 from distribai.store import leases, outbox
 from distribai.store.engine import AnyRow, Tx
 from distribai.store.statements import fleet, jobs, records, work
+from distribai.wire.endings import end_of
 from distribai.wire.v1 import distribai_pb2 as pb
 
 MAX_LOG_CHARACTERS = 4000
@@ -61,7 +63,9 @@ async def flush(grid: Grid) -> None:
         for row in back:
             await _liveness_event(tx, row.id, Liveness.ONLINE)
         nodes = await fleet.nodes_by_id(tx, [s.node_id for s in grid.fleet])
+        still_open = await fleet.open_sessions(tx, [s.id for s in grid.fleet])
     _bar(grid, nodes)
+    _fence(grid, heard, still_open)
     if back:
         grid.wake.set()
 
@@ -109,11 +113,32 @@ def _bar(grid: Grid, nodes: Sequence[AnyRow]) -> None:
             grid.fleet.drop(session)
 
 
+def _fence(grid: Grid, sessions: Sequence[LiveSession], still_open: set[str]) -> None:
+    """End sessions that a newer one of the same key, at another replica, has taken over."""
+    for session in sessions:
+        if session.id not in still_open and grid.fleet.of(session.node_id) is session:
+            if session.stream is not None:
+                session.stream.close(fenced())
+            grid.fleet.drop(session)
+
+
+def fenced() -> pb.SessionEnd:
+    """What an older session of a key is told: two daemons must not share one key."""
+    return end_of(
+        NotAllowed(
+            "node.fenced",
+            "A newer session of this node's key has taken over.",
+            "Give each daemon a state directory of its own.",
+        ),
+        retry=False,
+    )
+
+
 async def sweep(grid: Grid) -> bool:
     """Notice silence: nodes become degraded or offline, leases die; whether anything changed.
 
-    A silent node's leases end by themselves, ``offline_s`` after the last heartbeat that named them,
-    and not before the grace after a start is over.
+    A silent node's leases end by themselves, ``offline_s`` after the last heartbeat that named
+    them, and not before the grace after a start is over.
     """
     liveness = grid.settings.liveness
     async with grid.db.read() as tx:

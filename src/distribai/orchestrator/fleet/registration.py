@@ -11,14 +11,13 @@ from distribai.core.plain import to_plain
 from distribai.core.states import Intent, Liveness, Standing, TaskState
 from distribai.errors import NotAllowed, ProtocolMismatch
 from distribai.orchestrator.context import Grid
-from distribai.orchestrator.fleet.liveness import release_node
+from distribai.orchestrator.fleet.liveness import fenced, release_node
 from distribai.orchestrator.fleet.registry import LiveSession
 from distribai.orchestrator.fleet.tokens import BARRED, SESSION_BYTES, hash_secret, new_secret
 from distribai.store import leases, outbox
 from distribai.store.engine import AnyRow, Tx
 from distribai.store.statements import fleet, work
 from distribai.wire.convert import devices_from_wire, in_hand_from_wire
-from distribai.wire.endings import end_of
 from distribai.wire.signing import verify_register
 from distribai.wire.v1 import distribai_pb2 as pb
 from distribai.wire.versions import negotiate
@@ -128,18 +127,6 @@ def _replace(grid: Grid, session: LiveSession) -> None:
     if old is not None and old.stream is not None:
         old.stream.close(fenced())
     grid.fleet.add(session)
-
-
-def fenced() -> pb.SessionEnd:
-    """What an older session of a key is told: two daemons must not share one key."""
-    return end_of(
-        NotAllowed(
-            "node.fenced",
-            "A newer session of this node's key has taken over.",
-            "Give each daemon a state directory of its own.",
-        ),
-        retry=False,
-    )
 
 
 async def _admit(

@@ -1,8 +1,8 @@
-"""Live sessions of this process, in memory: what was last heard of each node, and what waits for it.
+"""Live sessions of this process, in memory: what was heard of each node, what waits for it.
 
-A session outlives its streams: when a connection breaks, what was not acknowledged waits here, and the
-same daemon goes on with it (``wire.channel``). What must survive this process is in the database;
-everything here is lost with it, and a node that comes back then begins a new session.
+A session outlives its streams: when a connection breaks, what was not acknowledged waits here, and
+the same daemon goes on with it (``wire.channel``). What must survive this process is in the
+database; everything here is lost with it, and a node that comes back then begins a new session.
 """
 
 from __future__ import annotations
@@ -55,9 +55,10 @@ class LiveSession:
     """One node's session.
 
     ``assigned`` are the attempts that were sent to the node and not yet taken back, by task id;
-    ``stopping`` those that it was told to stop, ``reported`` the latest ones that it has ended. ``told`` is the newest version of each job that it
-    was told of. ``heard`` says that something came since the last flush. Bytes are totals that the
-    node reports since its daemon started, and what of them was flushed.
+    ``stopping`` those that it was told to stop, ``reported`` the latest ones that it has ended.
+    ``told`` is the newest version of each job that it was told of. ``heard`` says that something
+    came since the last flush. Bytes are totals that the node reports since its daemon started, and
+    what of them was flushed.
     """
 
     id: str

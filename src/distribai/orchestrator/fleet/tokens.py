@@ -1,8 +1,9 @@
 """Who may speak: the operator's token, node session tokens, invites.
 
-All are random, 128 bits or more, and stored as SHA-256 only: nothing in the database lets anybody in.
-(A fast hash is right here: there is no dictionary to try against random bits.) The invite's text is
-kept in a file that only the operator's user may read, so that every start prints the same join link.
+All are random, 128 bits or more, and stored as SHA-256 only: nothing in the database lets anybody
+in. (A fast hash is right here: there is no dictionary to try against random bits.) The invite's
+text is kept in a file that only the operator's user may read, so that every start prints the same
+join link.
 """
 
 from __future__ import annotations

@@ -43,7 +43,8 @@ async def create_job(grid: Grid, spec: JobSpec, idempotency_key: str | None, by:
     if parameters > grid.settings.max_parameters:
         raise InvalidSpec(
             "spec.model_too_large",
-            f"The model has {parameters} parameters; this grid takes {grid.settings.max_parameters}.",
+            f"The model has {parameters} parameters; this grid takes at most "
+            f"{grid.settings.max_parameters}.",
             "Take a smaller profile, or ask the operator.",
             field="model",
         )

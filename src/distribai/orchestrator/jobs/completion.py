@@ -1,4 +1,4 @@
-"""When a job is done: all rounds merged, and the last version's held-out loss known, or given up."""
+"""When a job is done: all rounds merged, the last held-out loss known or given up."""
 
 from __future__ import annotations
 

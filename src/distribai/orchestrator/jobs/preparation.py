@@ -1,7 +1,7 @@
 """What a job needs before its row may exist: data, tokenizer, version 0. All of it in blobs.
 
-Everything here is deterministic and named by hash, so that a request which is repeated after a crash
-makes the same blobs again, and the row that refers to them is written last.
+Everything here is deterministic and named by hash, so that a request which is repeated after a
+crash makes the same blobs again, and the row that refers to them is written last.
 """
 
 from __future__ import annotations

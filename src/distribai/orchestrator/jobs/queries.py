@@ -117,7 +117,7 @@ async def list_jobs(
 
 
 async def list_rounds(grid: Grid, job_id: str) -> tuple[RoundRecord, ...]:
-    """All rounds of a job, oldest first; a round that was abandoned and opened again comes twice."""
+    """All rounds of a job, oldest first; one that was abandoned and opened again comes twice."""
     async with grid.db.read() as tx:
         rows = await work.rounds_of(tx, job_id)
         accepted = await work.accepted_by_round(tx, job_id)

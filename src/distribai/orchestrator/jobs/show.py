@@ -1,4 +1,4 @@
-"""One job as ``distribai job show`` and ``watch`` want it: rows, live progress, bytes, a forecast."""
+"""One job as ``distribai job show`` and ``watch`` want it: progress, bytes, a forecast."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Merging rounds: freeze, compute, publish.
 
-A round whose paradigm says *merge* is frozen (``closing``): what was accepted by then is merged, and
-nothing else can join. The outer step runs in a worker thread over memory-mapped files. Its blobs are
-stored first; then one transaction writes the new version, the round's manifest and the events. The
-computation is a pure function of rows and blobs, so a round that a dead process left ``closing`` is
-simply merged again, to the same bytes.
+A round whose paradigm says *merge* is frozen (``closing``): what was accepted by then is merged,
+and nothing else can join. The outer step runs in a worker thread over memory-mapped files. Its
+blobs are stored first; then one transaction writes the new version, the round's manifest and the
+events. The computation is a pure function of rows and blobs, so a round that a dead process left
+``closing`` is simply merged again, to the same bytes.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class _Inputs:
 async def merge_all(grid: Grid) -> tuple[bool, float | None]:
     """Freeze every round that is ready and merge every frozen one.
 
-    A merge that takes longer than the duty's lease may be done twice, by two replicas: both make the
-    same blobs, and one of them publishes.
+    A merge that takes longer than the duty's lease may be done twice, by two replicas: both make
+    the same blobs, and one of them publishes.
 
     Returns:
         Whether anything changed, and in how many seconds the next grace ends, if one runs.
@@ -102,7 +102,7 @@ async def _decide(grid: Grid, row: AnyRow) -> bool:
 async def _freeze(
     tx: Tx, job: AnyRow, row: AnyRow, rows: Sequence[AnyRow], new: RoundState, reason: str
 ) -> None:
-    """Close a round for new work. What is leased goes on: it may report, too late, or be stopped."""
+    """Close a round for new work; what is leased may still report, too late, or be stopped."""
     check(ROUND, RoundState(row.state), new, f"Round {row.number} of job {job.id}")
     await work.leave_round(
         tx,

@@ -1,8 +1,8 @@
 """Opening rounds: who takes part, and the tasks that come of it.
 
-Round v opens as soon as the job may run, its version is v, no round is under way, and enough devices
-are here. The membership that opened it is recorded, and given it the split is a pure function
-(``core.paradigms``). A node that joins later waits for v + 1.
+Round v opens as soon as the job may run, its version is v, no round is under way, and enough
+devices are here. The membership that opened it is recorded, and given it the split is a pure
+function (``core.paradigms``). A node that joins later waits for v + 1.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Taking in results: who may report what, and what is kept of it.
 
 A result counts only under the attempt (the fence) that is leased to the very node whose session
-brings it, signed with its key. It is then durable in state ``submitted``; ``rounds.verifying`` judges
-it. The same report again gets the same answer, however often it comes.
+brings it, signed with its key. It is then durable in state ``submitted``; ``rounds.verifying``
+judges it. The same report again gets the same answer, however often it comes.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from distribai.store.values import ranges_from_json, ranges_to_json
 
 LOST_LEASES_PER_ATTEMPT = 4
 """A task may lose so many times ``max_attempts`` leases before it counts as the machines' killer:
-nodes come and go, which is not the job's fault, but a task that takes every machine down with it is.
+nodes come and go, which is not the job's fault; a task that takes every machine down with it is.
 """
 
 
@@ -177,9 +177,9 @@ async def requeue(
 ) -> TaskState | None:
     """Take a leased task back: queued again, or failed when its attempts are used up.
 
-    ``cause`` (code, reason) is a failed attempt; without it the lease was lost, which is not counted
-    against the task. Returns the new state, None when the task is no longer leased under the
-    attempt of ``task``.
+    ``cause`` (code, reason) is a failed attempt; without it the lease was lost, which is not
+    counted against the task. Returns the new state, None when the task is no longer leased under
+    the attempt of ``task``.
     """
     job = await jobs.get(tx, task.job_id)
     assert job is not None, "tasks.job_id refers to it"

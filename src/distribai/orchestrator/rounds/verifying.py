@@ -20,7 +20,6 @@ from distribai.core.tasks import Outcome
 from distribai.errors import DistribAIError, Integrity
 from distribai.merge.delta import DeltaHeader, open_delta
 from distribai.orchestrator.context import Grid
-from distribai.orchestrator.fleet.registry import ack_message
 from distribai.orchestrator.rounds import results, tasks
 from distribai.orchestrator.rounds.decisions import view_round
 from distribai.store import leases, outbox
@@ -74,14 +73,6 @@ async def _verify(grid: Grid, task: AnyRow) -> None:
         if current.state != TaskState.VERIFYING or current.attempt != task.attempt:
             return
         await _judge(grid, tx, current, outcome, problem)
-        judged = await work.get_task(tx, task.id)
-    assert judged is not None
-    session = grid.fleet.of(task.node_id)
-    if session is not None:
-        answer = results.answer_of(judged)
-        session.assigned.pop(task.id, None)
-        session.in_hand.pop(task.id, None)
-        session.send(ack_message(task.id, task.attempt, answer.code, answer.reason))
 
 
 # ------------------------------------------------------------------ checks

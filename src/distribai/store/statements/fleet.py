@@ -154,14 +154,14 @@ async def end_sessions(tx: Tx, node_id: str | None) -> None:
     await tx.run(statement if node_id is None else statement.where(sessions.c.node_id == node_id))
 
 
-async def session_is_open(tx: Tx, session_id: str) -> bool:
-    """Whether no newer session of the node has ended this one."""
-    return (
-        await tx.first(
-            select(sessions.c.id).where(sessions.c.id == session_id, sessions.c.ended_at.is_(None))
-        )
-        is not None
+async def open_sessions(tx: Tx, ids: Collection[str]) -> set[str]:
+    """Which of the sessions ``ids`` have not been ended."""
+    if not ids:
+        return set()
+    rows = await tx.all(
+        select(sessions.c.id).where(sessions.c.id.in_(list(ids)), sessions.c.ended_at.is_(None))
     )
+    return {row.id for row in rows}
 
 
 async def node_of_token(tx: Tx, token_hash: str) -> AnyRow | None:
