@@ -195,7 +195,7 @@ def _diloco(spec: JobSpec, data: Data, folder: str) -> tuple[Weights, float]:
                 moved += write_delta(path, manifest, held, local, header).size / NODES
                 deltas.append(open_delta(path, manifest, header))
                 tokens.append(header.tokens)
-            eta, mu = outer_coefficients(spec.outer, number, False)
+            eta, mu = outer_coefficients(spec.outer, number, False, spec.round_count - 1 - number)
             before = momentum if number else None
             merge_round(manifest, theta, before, deltas, tokens, eta, mu, theta, momentum, update)
             path = Path(place) / "update"

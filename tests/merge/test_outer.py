@@ -196,6 +196,16 @@ def test_coefficients_rise_from_averaging_to_the_full_step():
     assert outer_coefficients(spec, 1000, False) == (float(F(0.7)), float(F(0.9)))
 
 
+def test_the_last_rounds_lead_back_to_averaging():
+    spec = OuterSpec(eta=0.7, mu=0.9, ramp=8, ending=4)
+    assert outer_coefficients(spec, 20, False, 4) == (float(F(0.7)), float(F(0.9)))
+    assert outer_coefficients(spec, 22, False, 2) == (float(F(0.85)), float(F(0.45)))
+    assert outer_coefficients(spec, 24, True, 0) == (1.0, 0.0)
+    assert outer_coefficients(spec, 1, False, 3) == outer_coefficients(spec, 1, False)
+    off = OuterSpec(eta=0.7, mu=0.9, ramp=8, ending=0)
+    assert outer_coefficients(off, 24, False, 0) == (float(F(0.7)), float(F(0.9)))
+
+
 def test_there_is_no_ramp_from_trained_weights_or_when_switched_off():
     full = (float(F(0.7)), float(F(0.9)))
     assert outer_coefficients(OuterSpec(0.7, 0.9, 8), 0, True) == full

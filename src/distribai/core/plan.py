@@ -278,6 +278,7 @@ def _round_figures(spec: JobSpec) -> Iterator[_Figure]:
     yield "spec.plan", "outer.eta", outer.eta, 0 < outer.eta < math.inf, "above 0 and finite"
     yield _below_one("outer.mu", outer.mu)
     yield "spec.plan", "outer.ramp", outer.ramp, outer.ramp >= 0, "0 (off) or more rounds"
+    yield "spec.plan", "outer.ending", outer.ending, outer.ending >= 0, "0 (off) or more rounds"
     h = rounds.inner_steps
     yield "spec.plan", "rounds.inner_steps", h, 1 <= h <= 10**6, "between 1 and 10^6"
     for name in ("min_inner_steps", "quorum"):

@@ -91,11 +91,13 @@ class ScheduleSpec:
 
 @dataclass(frozen=True, slots=True)
 class OuterSpec:
-    """The outer step of algorithms.md A1. ``ramp`` rounds of cold start; 0 switches it off."""
+    """The outer step of algorithms.md A1. ``ramp`` rounds of cold start lead from averaging to
+    ``eta`` and ``mu``, the last ``ending`` rounds lead back; 0 switches either off."""
 
     eta: float = 1.0
     mu: float = 0.6
     ramp: int = 8
+    ending: int = 8
 
 
 @dataclass(frozen=True, slots=True)

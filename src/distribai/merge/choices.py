@@ -36,16 +36,20 @@ class MergeChoices:
 
 
 def outer_coefficients(
-    spec: OuterSpec, round_number: int, from_trained: bool
+    spec: OuterSpec, round_number: int, from_trained: bool, rounds_left: int | None = None
 ) -> tuple[float, float]:
-    """``(eta_r, mu_r)`` of a round (from 0): cold start as in A1.
+    """``(eta_r, mu_r)`` of a round (from 0): cold start as in A1, and its mirror image at the end.
 
-    ``mu_r = mu min(1, r/ramp)``, ``eta_r = 1 + (eta - 1) min(1, r/ramp)``, computed in double
-    precision and rounded to fp32 once; the floats returned are exactly those fp32 numbers, and
-    their ``hex()`` is what the round's manifest records. No ramp when the job started from trained
-    weights or ``spec.ramp`` is 0.
+    ``mu_r = mu q``, ``eta_r = 1 + (eta - 1) q`` with ``q = min(1, r/ramp, left/ending)``, computed
+    in double precision and rounded to fp32 once; the floats returned are exactly those fp32
+    numbers, and their ``hex()`` is what the round's manifest records. ``rounds_left`` come after
+    this one: the last round of a job is a plain average, so that what is handed out does not
+    overshoot (None: the end is not in sight). No ramp when the job started from trained weights;
+    0 switches ramp or ending off.
     """
     ramp = 1.0 if from_trained or not spec.ramp else min(1.0, round_number / spec.ramp)
+    if spec.ending and rounds_left is not None:
+        ramp = min(ramp, max(0, rounds_left) / spec.ending)
     eta, mu = 1.0 + (spec.eta - 1.0) * ramp, spec.mu * ramp
     if ramp == 1.0:
         eta, mu = spec.eta, spec.mu

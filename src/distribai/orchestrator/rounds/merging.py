@@ -222,7 +222,9 @@ def _outer_step(
         for path, s in zip(paths, inputs.submissions, strict=True)
     ]
     from_trained = inputs.spec.model.init is not None
-    eta, mu = outer_coefficients(inputs.spec.outer, number, from_trained)
+    eta, mu = outer_coefficients(
+        inputs.spec.outer, number, from_trained, inputs.spec.round_count - 1 - number
+    )
     return merge_files(
         inputs.manifest,
         theta,
