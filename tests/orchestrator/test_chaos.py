@@ -25,7 +25,7 @@ EVENTS = st.lists(
         st.integers(0, 2),
     ),
     min_size=4,
-    max_size=14,
+    max_size=10,
 )
 
 
@@ -82,7 +82,7 @@ async def run(root: Path, events: list[tuple[str, int]]) -> None:
         await world.close()
 
 
-@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(EVENTS)
 def test_no_sample_is_lost_or_counted_twice_whatever_happens(
     events: list[tuple[str, int]],

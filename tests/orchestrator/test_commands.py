@@ -118,7 +118,7 @@ async def test_a_job_can_start_from_the_users_weights(world: World) -> None:
     ref = write_weights(path, manifest, make_version0(manifest, 99), {"note": "mine"})
     await world.grid.blobs.put_file(path, ref)
     model = ModelSpec("decoder_transformer", MICRO, init=ref)
-    job_id = await world.job(model=model)
+    job_id = await world.job(model=model, steps=2)
     node = await world.node("a")
     await world.settle()
     base = node.only_task().base
@@ -221,20 +221,20 @@ async def test_a_sample_is_generated_by_a_node_and_waited_for(world: World) -> N
     import asyncio
 
     a = await world.node("a")
-    job_id = await world.job()
+    job_id = await world.job(steps=2)
     await world.run_job(job_id)
     task_id = await commands.request_generation(world.grid, job_id, None, "def ", 5, 0.8, 1)
     waiting = asyncio.create_task(queries.wait_for_task(world.grid, task_id, 100.0))
     await world.settle()
     task = a.only_task("generate")
     assert task.params == {"prompt": "def ", "max_tokens": 5, "temperature": 0.8, "seed": 1}
-    assert task.round == 3
+    assert task.round == 1
     await a.work()
     await world.settle()
     record = await asyncio.wait_for(waiting, 20)
     assert (record.state, record.text) == ("accepted", "def ...")
-    version, blob = await queries.weights_blob(world.grid, job_id, 2)
-    assert version == 2
+    version, blob = await queries.weights_blob(world.grid, job_id, 0)
+    assert version == 0
     assert await world.grid.blobs.exists(blob.sha256)
     with pytest.raises(NotFound):
         await commands.request_generation(world.grid, job_id, 9, "", 5, 0.8, 1)

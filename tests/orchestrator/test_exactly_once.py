@@ -69,7 +69,7 @@ async def test_a_result_with_anothers_signature_changes_nothing(world: World) ->
 
 
 async def test_who_comes_back_after_losing_a_lease_is_fenced(world: World) -> None:
-    job_id, a, b = await two_at_work(world, rounds=RoundSpec(inner_steps=2, quorum=1.0))
+    job_id, a, b = await two_at_work(world, rounds=RoundSpec(inner_steps=2, quorum=1.0), steps=2)
     lost = a.only_task()
     late = await a.outcome(lost)
     await finish_everything(world, b)

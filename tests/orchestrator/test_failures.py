@@ -13,7 +13,7 @@ from tests.orchestrator.test_whole_job import assert_every_position_once
 
 async def test_a_failed_attempt_goes_to_another_node(world: World) -> None:
     a, b = await world.node("a"), await world.node("b")
-    job_id = await world.job()
+    job_id = await world.job(steps=2)
     await world.settle()
     failed = a.only_task()
     await a.fail(failed, "node.memory", "out of memory")
@@ -30,7 +30,7 @@ async def test_a_failed_attempt_goes_to_another_node(world: World) -> None:
 
 async def test_the_only_node_gets_a_failed_task_back(world: World) -> None:
     a = await world.node("a")
-    job_id = await world.job()
+    job_id = await world.job(steps=2)
     await world.settle()
     task = a.only_task()
     await a.fail(task, "node.child", "it died")

@@ -15,7 +15,7 @@ PATIENT = RoundSpec(inner_steps=2, quorum=1.0)
 
 async def test_a_lost_nodes_slot_goes_to_another_and_the_round_is_whole(world: World) -> None:
     a, b, c = [await world.node(n) for n in "abc"]
-    job_id = await world.job(rounds=PATIENT)
+    job_id = await world.job(rounds=PATIENT, steps=2)
     await world.settle()
     lost = a.only_task()
     await a.vanish()
@@ -135,7 +135,7 @@ async def test_a_daemon_that_comes_back_without_its_task_frees_it_at_once(world:
 
 async def test_a_round_that_everybody_left_opens_again_with_whoever_comes(world: World) -> None:
     a, b = await world.node("a"), await world.node("b")
-    job_id = await world.job()
+    job_id = await world.job(steps=2)
     await world.settle()
     for node in (a, b):
         await node.vanish()
@@ -217,19 +217,19 @@ async def test_a_paused_job_merges_what_it_has_and_opens_nothing_new(world: Worl
 
 async def test_two_jobs_take_turns(world: World) -> None:
     await world.node("a")
-    first = await world.job(name="first")
-    second = await world.job(name="second")
+    first = await world.job(name="first", steps=4)
+    second = await world.job(name="second", steps=4)
     assert await world.run_job(first) == "completed"
-    assert (await queries.show_job(world.grid, second)).version >= 2
+    assert (await queries.show_job(world.grid, second)).version >= 1
     assert await world.run_job(second) == "completed"
 
 
 async def test_two_devices_of_a_node_are_two_members(world: World) -> None:
     await world.node("a", devices=2)
-    job_id = await world.job()
+    job_id = await world.job(steps=4)
     assert await world.run_job(job_id) == "completed"
     rounds = await queries.list_rounds(world.grid, job_id)
-    assert [r.accepted for r in rounds] == [2, 2, 2]
+    assert [r.accepted for r in rounds] == [2, 2]
 
 
 async def test_two_replicas_share_the_work_and_each_tells_its_own_nodes(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -12,16 +11,16 @@ from pathlib import Path
 
 import asyncpg
 import pytest
+from sqlalchemy import make_url
 
 from distribai.store.engine import Database
 from distribai.store.migrate import migrate
-
-_numbers = itertools.count()
+from distribai.store.tables import metadata
 
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[str]:
-    """The URI of a running PostgreSQL with a migrated template database ``grid_template``."""
+    """The URI of a migrated database ``grid`` on a running PostgreSQL, one per test process."""
     with warnings.catch_warnings():
         # It says that XDG_RUNTIME_DIR is missing, and falls back to /tmp.
         warnings.simplefilter("ignore")
@@ -29,16 +28,16 @@ def postgres() -> Iterator[str]:
 
         # Not below pytest's own directory: that is closed to the user that PostgreSQL runs as.
         server = PostgresServer(Path(tempfile.mkdtemp(prefix="pg-")), cleanup_mode="delete")
-    uri = server.get_uri()
+    uri = make_url(server.get_uri()).set(database="grid").render_as_string(hide_password=False)
 
     async def prepare() -> None:
-        connection = await asyncpg.connect(uri)
+        connection = await asyncpg.connect(server.get_uri())
         for setting in ("fsync", "synchronous_commit", "full_page_writes"):
             await connection.execute(f"ALTER SYSTEM SET {setting} = off")
         await connection.execute("SELECT pg_reload_conf()")
-        await connection.execute("CREATE DATABASE grid_template")
+        await connection.execute("CREATE DATABASE grid")
         await connection.close()
-        db = Database(with_database(uri, "grid_template"))
+        db = Database(uri)
         await migrate(db)
         await db.close()
 
@@ -48,20 +47,15 @@ def postgres() -> Iterator[str]:
     server.cleanup()
 
 
-def with_database(uri: str, name: str) -> str:
-    """``uri`` with another database."""
-    from sqlalchemy import make_url
-
-    return make_url(uri).set(database=name).render_as_string(hide_password=False)
-
-
 async def new_postgres(uri: str) -> str:
-    """A fresh, migrated database; its URI."""
-    name = f"grid_{next(_numbers)}"
+    """The database as if it were new; its URI. Emptying it is much faster than making another."""
     connection = await asyncpg.connect(uri)
-    await connection.execute(f"CREATE DATABASE {name} TEMPLATE grid_template")
+    tables = ", ".join(metadata.tables)
+    await connection.execute(f"TRUNCATE {tables} RESTART IDENTITY")
+    await connection.execute("INSERT INTO meta VALUES ('outbox_epoch', '1')")
+    await connection.execute("UPDATE alembic_version SET version_num = '0001'")
     await connection.close()
-    return with_database(uri, name)
+    return uri
 
 
 async def new_sqlite(directory: Path) -> str:

@@ -14,11 +14,6 @@ from distribai.store.tables import invites, meta, nodes, sessions, tokens
 # ------------------------------------------------------------------ nodes
 
 
-async def get_node(tx: Tx, node_id: str) -> AnyRow | None:
-    """One node."""
-    return await tx.first(select(nodes).where(nodes.c.id == node_id))
-
-
 async def lock_node(tx: Tx, node_id: str) -> AnyRow | None:
     """One node, its row locked until the end of the transaction."""
     return await tx.first(select(nodes).where(nodes.c.id == node_id).with_for_update())
