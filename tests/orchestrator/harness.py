@@ -223,7 +223,8 @@ class FakeNode:
             intent=self.intent,
         )
         for name, value in self._changes.items():
-            setattr(register, name, value)
+            register.ClearField(name)
+            register.MergeFrom(pb.RegisterSession(**{name: value}))
         return pb.NodeMessage(register=register)
 
     def in_hand(self) -> list[TaskInHand]:

@@ -108,14 +108,14 @@ def test_a_malformed_assignment_is_refused(
 @given(
     st.builds(
         Outcome,
-        task_id=st.text(min_size=1, max_size=8),
-        attempt=st.integers(1, 2**31),
+        task_id=st.from_regex(r"[a-z0-9_]{1,64}", fullmatch=True),
+        attempt=st.integers(1, convert.MAX_INT),
         status=st.sampled_from(["done", "failed"]),
         delta=st.none() | st.just(A),
         samples=st.lists(st.builds(lambda s, n: SampleRange(s, s + n), st.integers(0, 2**60),
                                    st.integers(1, 2**20)), max_size=4).map(tuple),
-        steps=st.integers(0, 2**31),
-        tokens=st.integers(0, 2**63),
+        steps=st.integers(0, convert.MAX_INT),
+        tokens=st.integers(0, convert.MAX_BIG),
         metrics=st.dictionaries(st.text(max_size=4),
                                 st.floats(allow_nan=False, allow_infinity=False), max_size=3),
         text=st.text(max_size=10),

@@ -16,18 +16,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from itertools import islice
 from typing import Any
 
 import structlog
 
 from distribai.core.states import Intent
+from distribai.core.text import MAX_REASON, clean
 from distribai.errors import DistribAIError, NotAllowed, ProtocolMismatch
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.fleet.liveness import goodbye, release_node
 from distribai.orchestrator.fleet.registration import read_intent, register
 from distribai.orchestrator.fleet.registry import LiveSession, LogEntry, Stream, ack_message
 from distribai.orchestrator.rounds.results import take_result
-from distribai.wire.convert import in_hand_from_wire, outcome_from_wire, progress_from_wire
+from distribai.wire.convert import (
+    MAX_NAME,
+    accept_from_wire,
+    check_id,
+    held_versions_from_wire,
+    in_hand_from_wire,
+    outcome_from_wire,
+    progress_from_wire,
+)
 from distribai.wire.endings import end_of
 from distribai.wire.v1 import distribai_pb2 as pb
 from distribai.wire.v1.distribai_pb2_grpc import NodeServiceServicer
@@ -39,6 +49,10 @@ NONCE_BYTES = 32
 
 REGISTER_S = 30.0
 """Seconds in which a node must answer the challenge."""
+
+MAX_LOG_CHARACTERS = 4000
+MAX_FIELDS, MAX_FIELD = 20, 4000
+"""Fields of a log line, and characters of each, that are kept."""
 
 LEVELS = frozenset({"debug", "info", "warning", "error"})
 
@@ -152,13 +166,21 @@ async def _take(grid: Grid, session: LiveSession, message: pb.NodeMessage) -> No
     elif kind == "task_accept":
         await _accept(grid, session, message.task_accept)
     elif kind == "log":
-        entry = message.log
-        level = entry.level if entry.level in LEVELS else "info"
-        grid.fleet.log(
-            LogEntry(session.node_id, entry.task_id, level, entry.message, dict(entry.fields))
-        )
+        grid.fleet.log(_log_entry(session, message.log))
     else:
         raise ProtocolMismatch("protocol.malformed", f"A stream brings {kind or 'nothing'} twice.")
+
+
+def _log_entry(session: LiveSession, line: pb.LogMessage) -> LogEntry:
+    if line.task_id:
+        check_id(line.task_id, "LogMessage.task_id")
+    level = line.level if line.level in LEVELS else "info"
+    fields = {
+        clean(name, MAX_NAME, lines=False): clean(value, MAX_FIELD)
+        for name, value in islice(line.fields.items(), MAX_FIELDS)
+    }
+    message = clean(line.message, MAX_LOG_CHARACTERS)
+    return LogEntry(session.node_id, line.task_id, level, message, fields)
 
 
 async def _heartbeat(grid: Grid, session: LiveSession, beat: pb.Heartbeat) -> None:
@@ -166,7 +188,7 @@ async def _heartbeat(grid: Grid, session: LiveSession, beat: pb.Heartbeat) -> No
     intent = read_intent(beat.intent)
     session.in_hand = {t.task_id: t.attempt for t in tasks}
     session.bytes_up, session.bytes_down = beat.bytes_up, beat.bytes_down
-    session.held_versions = dict(beat.held_versions)
+    session.held_versions = held_versions_from_wire(beat.held_versions)
     changed, session.intent = intent is not session.intent, intent
     session.send(
         pb.OrchestratorMessage(
@@ -183,16 +205,18 @@ async def _heartbeat(grid: Grid, session: LiveSession, beat: pb.Heartbeat) -> No
 
 async def _accept(grid: Grid, session: LiveSession, accept: pb.TaskAccept) -> None:
     """A node may refuse a task that it cannot run; others get it."""
-    if accept.accepted:
-        session.in_hand[accept.task_id] = accept.attempt
+    task_id, attempt = accept_from_wire(accept)
+    if session.assigned.get(task_id) != attempt:
         return
-    if session.assigned.get(accept.task_id) == accept.attempt:
-        reason = accept.reason or "no reason given"
+    if accept.accepted:
+        session.in_hand[task_id] = attempt
+    else:
+        reason = clean(accept.reason, MAX_REASON) or "no reason given"
         await release_node(
             grid,
             session.node_id,
             f"its node would not take it: {reason}",
-            keep=frozenset(session.assigned) - {accept.task_id},
+            keep=frozenset(session.assigned) - {task_id},
         )
 
 

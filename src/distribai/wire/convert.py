@@ -25,12 +25,31 @@ from distribai.core.tasks import (
     UpdateRef,
     WeightsRef,
 )
+from distribai.core.text import clean
 from distribai.errors import ProtocolMismatch
 from distribai.wire.v1 import distribai_pb2 as pb
 
 T = TypeVar("T")
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+
+_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+MAX_INT = 2**31 - 1
+"""The largest attempt, device number or count of steps: what a database's integer holds."""
+
+MAX_BIG = 2**63 - 1
+"""The largest size, position or count of tokens."""
+
+MAX_IN_HAND = 512
+"""Tasks that a node names at once: it has one a device at work, and some that wait for an
+acknowledgement."""
+
+MAX_NAMES = 1000
+"""Entries of a map that a node sends."""
+
+MAX_NAME = 100
+"""Characters of a name that are kept."""
 
 
 def malformed(what: str) -> NoReturn:
@@ -40,6 +59,30 @@ def malformed(what: str) -> NoReturn:
         ProtocolMismatch: ``protocol.malformed``, always.
     """
     raise ProtocolMismatch("protocol.malformed", f"A message is malformed: {what}.")
+
+
+def check_id(text: str, what: str) -> str:
+    """An id or a hash, as this program makes them.
+
+    Raises:
+        ProtocolMismatch: ``protocol.malformed``.
+    """
+    if not _ID.fullmatch(text):
+        malformed(f"{what} is {text[:80]!r}")
+    return text
+
+
+def _attempt(task_id: str, attempt: int, what: str) -> None:
+    check_id(task_id, f"{what}.task_id")
+    _at_most(attempt, MAX_INT, f"{what}.attempt")
+    if not attempt:
+        malformed(f"{what} names no attempt")
+
+
+def _at_most(value: int, limit: int, what: str) -> int:
+    if value > limit:
+        malformed(f"{what} is {value}, which is beyond {limit}")
+    return value
 
 
 # ------------------------------------------------------------------ references
@@ -58,7 +101,7 @@ def blob_from_wire(message: pb.BlobRef, what: str = "blob") -> BlobRef:
     """
     if not _SHA256.fullmatch(message.sha256):
         malformed(f"{what}.sha256 is {message.sha256[:80]!r}")
-    return BlobRef(message.sha256, message.size)
+    return BlobRef(message.sha256, _at_most(message.size, MAX_BIG, f"{what}.size"))
 
 
 def ranges_to_wire(ranges: Ranges) -> list[pb.SampleRange]:
@@ -73,9 +116,11 @@ def ranges_from_wire(messages: Iterable[pb.SampleRange], what: str = "samples") 
         ProtocolMismatch: ``protocol.malformed``, an empty or reversed range.
     """
     try:
-        return tuple(SampleRange(m.start, m.stop) for m in messages)
+        ranges = tuple(SampleRange(m.start, m.stop) for m in messages)
     except ValueError as problem:
         malformed(f"{what}: {problem}")
+    _at_most(max((r.stop for r in ranges), default=0), MAX_BIG, what)
+    return ranges
 
 
 def weights_to_wire(weights: WeightsRef) -> pb.WeightsRef:
@@ -198,20 +243,21 @@ def progress_to_wire(progress: Progress) -> pb.TaskProgress:
 
 
 def progress_from_wire(message: pb.TaskProgress) -> Progress:
-    """How far a task is. A loss may be NaN: that is what a diverging task has to tell.
+    """How far a task is. A loss may be NaN: that is what a diverging task has to tell. Infinity
+    says no more than that, and a speed that is none is 0.
 
     Raises:
         ProtocolMismatch: ``protocol.malformed``.
     """
-    if not message.task_id or not message.attempt:
-        malformed("TaskProgress names no task or attempt")
+    _attempt(message.task_id, message.attempt, "TaskProgress")
+    speed = message.tokens_per_s
     return Progress(
         message.task_id,
         message.attempt,
         message.step,
         message.steps,
-        message.loss,
-        message.tokens_per_s,
+        message.loss if math.isfinite(message.loss) else math.nan,
+        speed if math.isfinite(speed) and speed > 0 else 0.0,
     )
 
 
@@ -240,13 +286,16 @@ def outcome_from_wire(message: pb.TaskResult) -> tuple[Outcome, bytes]:
     Raises:
         ProtocolMismatch: ``protocol.malformed``, with the first field that is wrong.
     """
-    if not message.task_id or not message.attempt:
-        malformed("TaskResult names no task or attempt")
+    _attempt(message.task_id, message.attempt, "TaskResult")
+    if message.base_hash:
+        check_id(message.base_hash, "TaskResult.base_hash")
+    if len(message.metrics) > MAX_NAMES:
+        malformed(f"TaskResult brings {len(message.metrics)} metrics")
     if message.status not in ("done", "failed"):
         malformed(f"TaskResult.status is {message.status!r}")
     for name, value in message.metrics.items():
         if not math.isfinite(value):
-            malformed(f"TaskResult.metrics[{name!r}] is {value}")
+            malformed(f"TaskResult.metrics[{name[:80]!r}] is {value}")
     delta = None
     if message.HasField("delta"):
         delta = blob_from_wire(message.delta, "TaskResult.delta")
@@ -256,8 +305,8 @@ def outcome_from_wire(message: pb.TaskResult) -> tuple[Outcome, bytes]:
         status=message.status,  # type: ignore[arg-type]  # checked above
         delta=delta,
         samples=ranges_from_wire(message.samples, "TaskResult.samples"),
-        steps=message.steps,
-        tokens=message.tokens,
+        steps=_at_most(message.steps, MAX_INT, "TaskResult.steps"),
+        tokens=_at_most(message.tokens, MAX_BIG, "TaskResult.tokens"),
         base_hash=message.base_hash,
         metrics=dict(message.metrics),
         text=message.text,
@@ -290,8 +339,11 @@ def devices_from_wire(messages: Iterable[pb.Device]) -> tuple[Device, ...]:
     devices = []
     for m in messages:
         if m.type not in get_args(DeviceType):
-            malformed(f"Device.type is {m.type!r}")
-        devices.append(Device(m.index, m.type, m.name, m.memory_mb, m.threads))  # type: ignore[arg-type]
+            malformed(f"Device.type is {m.type[:80]!r}")
+        for what, value in (("index", m.index), ("memory_mb", m.memory_mb), ("threads", m.threads)):
+            _at_most(value, MAX_INT, f"Device.{what}")
+        name = clean(m.name, MAX_NAME, lines=False)
+        devices.append(Device(m.index, m.type, name, m.memory_mb, m.threads))  # type: ignore[arg-type]
     if len({d.index for d in devices}) != len(devices):
         malformed("two devices have the same number")
     return tuple(devices)
@@ -308,10 +360,34 @@ def in_hand_from_wire(messages: Iterable[pb.TaskInHand]) -> tuple[TaskInHand, ..
     Raises:
         ProtocolMismatch: ``protocol.malformed``.
     """
-    tasks = tuple(TaskInHand(m.task_id, m.attempt, m.device) for m in messages)
-    if any(not t.task_id or not t.attempt for t in tasks):
-        malformed("TaskInHand names no task or attempt")
-    return tasks
+    tasks: list[TaskInHand] = []
+    for m in messages:
+        if len(tasks) == MAX_IN_HAND:
+            malformed(f"more than {MAX_IN_HAND} tasks are in hand")
+        _attempt(m.task_id, m.attempt, "TaskInHand")
+        tasks.append(TaskInHand(m.task_id, m.attempt, m.device))
+    return tuple(tasks)
+
+
+def accept_from_wire(message: pb.TaskAccept) -> tuple[str, int]:
+    """Task and attempt that a node took or declined.
+
+    Raises:
+        ProtocolMismatch: ``protocol.malformed``.
+    """
+    _attempt(message.task_id, message.attempt, "TaskAccept")
+    return message.task_id, message.attempt
+
+
+def held_versions_from_wire(messages: Mapping[str, int]) -> dict[str, int]:
+    """Versions that a node holds, by job.
+
+    Raises:
+        ProtocolMismatch: ``protocol.malformed``.
+    """
+    if len(messages) > MAX_NAMES:
+        malformed(f"{len(messages)} versions are held at once")
+    return dict(messages)
 
 
 def _json(text: str, what: str) -> Plain:

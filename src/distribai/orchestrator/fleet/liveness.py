@@ -22,7 +22,9 @@ from distribai.store.statements import fleet, jobs, records, work
 from distribai.wire.endings import end_of
 from distribai.wire.v1 import distribai_pb2 as pb
 
-MAX_LOG_CHARACTERS = 4000
+MAX_MOVED = 2**40
+"""Bytes that a node may say it moved between two flushes, about a second: a sum of such claims
+never grows beyond its column."""
 
 
 async def flush(grid: Grid) -> None:
@@ -49,7 +51,7 @@ async def flush(grid: Grid) -> None:
                 [
                     {
                         "level": e.level,
-                        "message": e.message[:MAX_LOG_CHARACTERS],
+                        "message": e.message,
                         "job_id": tasks[e.task_id].job_id if e.task_id in tasks else "",
                         "task_id": e.task_id,
                         "node_id": e.node_id,
@@ -79,8 +81,8 @@ def _heard_row(session: LiveSession) -> dict[str, object]:
     return {
         "node": session.node_id,
         "intent": session.intent.value,
-        "up": more_up,
-        "down": more_down,
+        "up": min(more_up, MAX_MOVED),
+        "down": min(more_down, MAX_MOVED),
     }
 
 

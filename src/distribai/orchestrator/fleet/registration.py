@@ -9,6 +9,7 @@ from distribai.core.devices import Device, TaskInHand
 from distribai.core.ids import node_id as id_of_key
 from distribai.core.plain import to_plain
 from distribai.core.states import Intent, Liveness, Standing, TaskState
+from distribai.core.text import clean
 from distribai.errors import NotAllowed, ProtocolMismatch
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.fleet.liveness import fenced, release_node
@@ -17,13 +18,12 @@ from distribai.orchestrator.fleet.tokens import BARRED, SESSION_BYTES, hash_secr
 from distribai.store import leases, outbox
 from distribai.store.engine import AnyRow, Tx
 from distribai.store.statements import fleet, work
-from distribai.wire.convert import devices_from_wire, in_hand_from_wire
+from distribai.wire.convert import MAX_NAME, devices_from_wire, in_hand_from_wire
 from distribai.wire.signing import verify_register
 from distribai.wire.v1 import distribai_pb2 as pb
 from distribai.wire.versions import negotiate
 
 MAX_BLOBS = 1000
-MAX_NAME = 100
 MAX_DEVICES = 64
 
 
@@ -76,7 +76,7 @@ async def register(grid: Grid, message: pb.RegisterSession, nonce: bytes) -> Reg
         session = old
         session.devices, session.intent = devices, intent
     else:
-        session = LiveSession(session_id, node_id, key, message.name[:MAX_NAME], devices, intent)
+        session = LiveSession(session_id, node_id, key, _name(message.name), devices, intent)
         _replace(grid, session)
         # What a node does not present is lost with its daemon: others can do it at once.
         session.assigned = dict(held)
@@ -117,6 +117,10 @@ def read_intent(text: str) -> Intent:
         ) from problem
 
 
+def _name(text: str) -> str:
+    return clean(text, MAX_NAME, lines=False)
+
+
 def _hands(tasks: Iterable[TaskInHand]) -> list[pb.TaskInHand]:
     return [pb.TaskInHand(task_id=t.task_id, attempt=t.attempt, device=t.device) for t in tasks]
 
@@ -152,28 +156,26 @@ async def _admit(
             tx,
             id=node_id,
             public_key=key,
-            name=message.name[:MAX_NAME],
+            name=_name(message.name),
             liveness=Liveness.ONLINE.value,
             standing=Standing.TRUSTED.value,
             intent=intent.value,
-            software=message.software[:MAX_NAME],
+            software=_name(message.software),
             devices=to_plain(devices),
             invite_id=invite,
             joined_at=tx.now,
             last_heard_at=tx.now,
         )
-        await outbox.append(
-            tx, "node.joined", node_id=node_id, data={"name": message.name[:MAX_NAME]}
-        )
+        await outbox.append(tx, "node.joined", node_id=node_id, data={"name": _name(message.name)})
         return
     _check_standing(node)
     await fleet.change_node(
         tx,
         node_id,
-        name=message.name[:MAX_NAME],
+        name=_name(message.name),
         liveness=Liveness.ONLINE.value,
         intent=intent.value,
-        software=message.software[:MAX_NAME],
+        software=_name(message.software),
         devices=to_plain(devices),
         last_heard_at=tx.now,
     )

@@ -138,14 +138,17 @@ class LogEntry:
 class Registry:
     """Sessions by node, and what waits to be written in a batch.
 
-    ``logs`` are capped: a node that talks too much loses lines, never memory of this process.
+    ``logs`` are capped, by number and by characters: a node that talks too much loses lines, never
+    memory of this process.
     """
 
     sessions: dict[str, LiveSession] = field(default_factory=dict)
     logs: list[LogEntry] = field(default_factory=list)
+    log_characters: int = 0
     dropped_logs: int = 0
 
     MAX_LOGS = 10_000
+    MAX_LOG_CHARACTERS = 1 << 20
 
     def of(self, node_id: str) -> LiveSession | None:
         """The session of a node, if this process has it."""
@@ -165,14 +168,17 @@ class Registry:
 
     def log(self, entry: LogEntry) -> None:
         """Keep a log line for the next flush."""
-        if len(self.logs) < self.MAX_LOGS:
+        size = len(entry.message) + sum(len(k) + len(v) for k, v in entry.fields.items())
+        fits = self.log_characters + size <= self.MAX_LOG_CHARACTERS
+        if len(self.logs) < self.MAX_LOGS and fits:
             self.logs.append(entry)
+            self.log_characters += size
         else:
             self.dropped_logs += 1
 
     def take_logs(self) -> list[LogEntry]:
         """The log lines that wait, and how many were lost, if any."""
-        taken, self.logs = self.logs, []
+        taken, self.logs, self.log_characters = self.logs, [], 0
         if self.dropped_logs:
             lost = f"{self.dropped_logs} log lines were dropped: the nodes sent too many"
             taken.append(LogEntry("", "", "warning", lost, {}))

@@ -7,11 +7,13 @@ judges it. The same report again gets the same answer, however often it comes.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from distribai.core.plain import fingerprint, to_plain
 from distribai.core.states import JobState, RoundState, TaskState
 from distribai.core.tasks import Outcome
+from distribai.core.text import MAX_REASON, clean
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.jobs.commands import end_job
 from distribai.orchestrator.rounds import tasks
@@ -19,6 +21,8 @@ from distribai.store import leases, outbox
 from distribai.store.engine import AnyRow, Tx
 from distribai.store.statements import jobs, work
 from distribai.wire.signing import verify_outcome
+
+_CODE = re.compile(r"[a-z0-9_]{1,32}\.[a-z0-9_]{1,32}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +120,9 @@ async def _take(tx: Tx, task: AnyRow, node_id: str, outcome: Outcome, signature:
 
 async def _fail(tx: Tx, task: AnyRow, outcome: Outcome, hashed: str) -> Answer:
     """A failed attempt: queued again, or the end of the task, and of its job if it trains."""
-    code = outcome.error_code or "task.failed"
-    reason = outcome.reason or "the node gave no reason"
+    # A code of a newer program is worth having; anything else is no code.
+    code = outcome.error_code if _CODE.fullmatch(outcome.error_code) else "task.failed"
+    reason = clean(outcome.reason, MAX_REASON) or "the node gave no reason"
     if await _round_is_over(tx, task):
         # It was told to stop because its round had closed: no failure of anybody.
         await work.change_task(tx, task.id, outcome_hash=hashed, submitted_at=tx.now)

@@ -17,7 +17,8 @@ from distribai.core.ranges import Ranges, normalize, total
 from distribai.core.spec import JobSpec
 from distribai.core.states import TASK, RoundState, TaskState, check
 from distribai.core.tasks import Outcome
-from distribai.errors import DistribAIError, Integrity
+from distribai.core.text import MAX_REASON, clean
+from distribai.errors import DistribAIError, Integrity, Unavailable
 from distribai.merge.delta import DeltaHeader, open_delta
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.rounds import results, tasks
@@ -64,6 +65,8 @@ async def _verify(grid: Grid, task: AnyRow) -> None:
     problem: DistribAIError | None = None
     try:
         await _check(grid, tasks.spec_of(job), task, outcome, version.weights_hash)
+    except Unavailable:
+        raise  # the store's fault, not the node's: it is judged when the store is back
     except DistribAIError as found:
         problem = found
     async with grid.db.write() as tx:
@@ -95,6 +98,8 @@ async def _check(
     if task.phase == "train":
         _check_figures(spec, task, outcome)
         await _check_delta(grid, spec, task, outcome)
+    elif outcome.delta is not None or outcome.samples or outcome.steps or outcome.tokens:
+        raise _figures("it trains nothing, but claims to have")
     elif task.phase == "evaluate":
         loss = outcome.metrics.get("held_out_loss")
         if loss is None or not math.isfinite(loss):
@@ -221,14 +226,15 @@ async def _reject(
     grid: Grid, tx: Tx, task: AnyRow, problem: DistribAIError, open_round: AnyRow | None
 ) -> None:
     """Reject a submission; a round that still has time gets a new task in its place."""
-    reason = f"{problem.message} [{problem.code}]"
+    told = clean(problem.message, MAX_REASON)
+    reason = f"{told} [{problem.code}]"
     causes = [
         *task.causes,
         {
             "node_id": task.node_id,
             "attempt": task.attempt,
             "code": problem.code,
-            "reason": problem.message,
+            "reason": told,
         },
     ]
     ended = await tasks.end(

@@ -14,6 +14,9 @@ from distribai.store.tables import jobs, rounds, submissions, tasks
 OPEN_TASKS = (TaskState.QUEUED, TaskState.LEASED, TaskState.SUBMITTED, TaskState.VERIFYING)
 """States of a task that has not ended."""
 
+LEAST_SECONDS = 1e-6
+"""No task takes less."""
+
 
 def _values(states: Iterable[TaskState | RoundState]) -> list[str]:
     return [s.value for s in states]
@@ -223,7 +226,10 @@ async def submissions_of_round(tx: Tx, job_id: str, number: int, take: int) -> S
 
 
 async def speeds(tx: Tx, job_id: str, since_round: int) -> dict[tuple[str, int], float]:
-    """Tokens per second of (node, device) in a job, as last measured from ``since_round`` on."""
+    """Tokens per second of (node, device) in a job, as last measured from ``since_round`` on.
+
+    Always finite: seconds are what the node says.
+    """
     rows = await tx.all(
         select(
             submissions.c.node_id,
@@ -240,7 +246,7 @@ async def speeds(tx: Tx, job_id: str, since_round: int) -> dict[tuple[str, int],
         .order_by(submissions.c.accepted_at)
     )
     return {
-        (row.node_id, row.device): row.tokens / row.metrics["seconds"]
+        (row.node_id, row.device): row.tokens / max(row.metrics["seconds"], LEAST_SECONDS)
         for row in rows
         if row.metrics.get("seconds", 0) > 0 and row.tokens > 0
     }
