@@ -6,9 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.orchestrator.harness import World
-from tests.store.databases import new_postgres, new_sqlite, postgres
-
-__all__ = ["postgres"]
+from tests.store.databases import new_postgres, new_sqlite
 
 
 @pytest.fixture

@@ -231,6 +231,7 @@ async def test_a_sample_is_generated_by_a_node_and_waited_for(world: World) -> N
     assert task.round == 1
     await a.work()
     await world.settle()
+    world.grid.wake.set()  # as the duties' loops do after every change
     record = await asyncio.wait_for(waiting, 20)
     assert (record.state, record.text) == ("accepted", "def ...")
     version, blob = await queries.weights_blob(world.grid, job_id, 0)

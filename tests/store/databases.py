@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import asyncpg
-import pytest
 from sqlalchemy import make_url
 
 from distribai.store.engine import Database
@@ -18,9 +17,8 @@ from distribai.store.migrate import migrate
 from distribai.store.tables import metadata
 
 
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[str]:
-    """The URI of a migrated database ``grid`` on a running PostgreSQL, one per test process."""
+def run_postgres() -> Iterator[str]:
+    """A PostgreSQL for as long as the generator lives; yields the URI of a migrated database."""
     with warnings.catch_warnings():
         # It says that XDG_RUNTIME_DIR is missing, and falls back to /tmp.
         warnings.simplefilter("ignore")
