@@ -19,7 +19,7 @@ from distribai.core.tasks import Phase
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.rounds import tasks
 from distribai.orchestrator.rounds.decisions import RoundView, view_round
-from distribai.orchestrator.rounds.opening import AbleDevice, able_devices
+from distribai.orchestrator.rounds.opening import SPEED_ROUNDS, AbleDevice, able_devices
 from distribai.store import leases, outbox
 from distribai.store.engine import AnyRow, Tx
 from distribai.store.statements import jobs, work
@@ -104,13 +104,12 @@ class _Sight:
     grid: Grid
     able: Sequence[AbleDevice]
     free: Sequence[AbleDevice]
-    specs: dict[str, tuple[JobSpec, dict[tuple[str, int], float]]]
+    jobs: dict[str, tuple[JobSpec, int, dict[tuple[str, int], float]]]
     views: dict[tuple[str, int, int], RoundView]
 
     async def add(self, tx: Tx, row: AnyRow, picture: Picture) -> None:
         """Put a queued task into the picture, if it may go to anybody now."""
-        spec, speeds = await self._spec(tx, row)
-        memory = task_memory_mb(spec)
+        spec, memory, speeds = await self._job(tx, row)
         fitting = [d for d in self.able if d.fits(memory, spec.resources.device)]
         task = QueuedTask(
             task_id=row.id,
@@ -141,13 +140,15 @@ class _Sight:
             task = replace(task, excluded=task.excluded | late)
         picture.queued.append(task)
 
-    async def _spec(self, tx: Tx, row: AnyRow) -> tuple[JobSpec, dict[tuple[str, int], float]]:
-        if row.job_id not in self.specs:
+    async def _job(self, tx: Tx, row: AnyRow) -> tuple[JobSpec, int, dict[tuple[str, int], float]]:
+        """Spec, memory in MiB and measured speeds of a task's job."""
+        if row.job_id not in self.jobs:
             job = await jobs.get(tx, row.job_id)
             assert job is not None
-            speeds = await work.speeds(tx, row.job_id, job.version - 3)
-            self.specs[row.job_id] = (tasks.spec_of(job), speeds)
-        return self.specs[row.job_id]
+            spec = tasks.spec_of(job)
+            speeds = await work.speeds(tx, row.job_id, job.version - SPEED_ROUNDS)
+            self.jobs[row.job_id] = (spec, task_memory_mb(spec), speeds)
+        return self.jobs[row.job_id]
 
     async def _hopeful(
         self, tx: Tx, row: AnyRow, spec: JobSpec, speeds: dict[tuple[str, int], float]

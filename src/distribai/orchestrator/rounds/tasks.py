@@ -7,11 +7,13 @@ where they go into new tasks.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from distribai.core.paradigms import Slot
-from distribai.core.plain import Plain, from_plain
+from distribai.core.plain import Plain, canonical_json, from_plain
 from distribai.core.ranges import Ranges
 from distribai.core.spec import JobSpec
 from distribai.core.states import TASK, TaskState, check
@@ -223,7 +225,13 @@ async def requeue(
 
 def spec_of(job: AnyRow) -> JobSpec:
     """The frozen spec of a job's row."""
-    return from_plain(JobSpec, job.spec)
+    return _read_spec(canonical_json(job.spec))
+
+
+@lru_cache(maxsize=256)
+def _read_spec(text: str) -> JobSpec:
+    # Duties ask for the same few specs all the time, and reading one strictly takes milliseconds.
+    return from_plain(JobSpec, json.loads(text))
 
 
 def failure_report(task: AnyRow) -> str:
