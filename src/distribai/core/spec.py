@@ -66,12 +66,12 @@ class OptimizerSpec:
     """
 
     name: Literal["adamw", "muon"] = "muon"
-    lr: float = 0.01
+    lr: float = 0.012
     betas: tuple[float, ...] = (0.9, 0.95)
     eps: float = 1e-8
     weight_decay: float = 0.1
     clip: float = 1.0
-    muon_lr: float = 0.01
+    muon_lr: float = 0.005
     muon_momentum: float = 0.9
 
 
@@ -94,8 +94,8 @@ class OuterSpec:
     """The outer step of algorithms.md A1. ``ramp`` rounds of cold start lead from averaging to
     ``eta`` and ``mu``, the last ``ending`` rounds lead back; 0 switches either off."""
 
-    eta: float = 1.0
-    mu: float = 0.6
+    eta: float = 0.8
+    mu: float = 0.8
     ramp: int = 8
     ending: int = 8
 
