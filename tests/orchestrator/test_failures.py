@@ -1,11 +1,19 @@
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
+import pytest
+
 from distribai.core.tasks import Outcome
+from distribai.errors import Unavailable
 from distribai.orchestrator import traffic
+from distribai.orchestrator.fleet.liveness import flush
+from distribai.orchestrator.fleet.queries import list_nodes
 from distribai.orchestrator.jobs import queries
 from distribai.store.statements import records
+from distribai.wire.v1 import distribai_pb2 as pb
 from tests.orchestrator.harness import World
 from tests.orchestrator.test_exactly_once import finish_everything
 from tests.orchestrator.test_whole_job import assert_every_position_once
@@ -122,3 +130,30 @@ async def test_bytes_are_counted_by_job_and_kind(any_world: World) -> None:
             "delta": (100, 0),
             "other": (2, 14),
         }
+
+
+async def test_what_was_heard_is_kept_while_the_database_is_away(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = await world.node("a")
+    job_id = await world.job()
+    await world.settle()
+    traffic.count(world.grid, job_id, a.id, "delta", 50, 0)
+    line = pb.LogMessage(level="info", message="hello", task_id=a.only_task().task_id)
+    await a.send(pb.NodeMessage(log=line))
+    await a.heartbeat(bytes_up=70)
+
+    @asynccontextmanager
+    async def away() -> AsyncIterator[None]:
+        raise Unavailable("grid.database", "It is away.")
+        yield
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.grid.db, "write", away)
+        with pytest.raises(Unavailable):
+            await flush(world.grid)
+    await flush(world.grid)
+    assert [entry.message for entry in await queries.list_logs(world.grid, job_id)] == ["hello"]
+    assert (await queries.show_job(world.grid, job_id)).bytes.weights_up == 50
+    (node,) = await list_nodes(world.grid)
+    assert node.bytes_up == 70

@@ -4,10 +4,10 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from sqlalchemy import insert, select
+from sqlalchemy import insert, select, text
 
 from distribai.errors import Conflict, Unavailable, UsageError
-from distribai.store.engine import Database
+from distribai.store.engine import Database, whole
 from distribai.store.lock import FileLock
 from distribai.store.tables import meta
 
@@ -94,3 +94,59 @@ def test_a_second_lock_on_one_file_is_refused_until_the_first_lets_go(tmp_path: 
     assert caught.value.code == "grid.locked"
     first.release()
     FileLock(path).release()
+
+
+async def test_a_connection_that_breaks_is_told_as_such_and_the_next_one_works(
+    url: str,
+) -> None:
+    database = Database(url)
+
+    async def lose_the_connection() -> None:
+        async with database.write() as tx:
+            if database.dialect == "sqlite":
+                await tx.run(text("SELECT * FROM a_table_that_is_gone"))
+            else:
+                await tx.run(text("SELECT pg_terminate_backend(pg_backend_pid())"))
+
+    try:
+        with pytest.raises(Unavailable) as caught:
+            await lose_the_connection()
+        assert caught.value.code == "grid.database"
+        assert await database.now() > 0
+    finally:
+        await database.close()
+
+
+async def test_a_caller_who_is_cancelled_leaves_the_writer_whole(db: Database) -> None:
+    begun = asyncio.Event()
+
+    async def write_slowly() -> None:
+        async with db.write() as tx:
+            await tx.run(insert(meta).values(key="a", value="1"))
+            begun.set()
+            await asyncio.Event().wait()
+
+    writing = asyncio.create_task(write_slowly())
+    await begun.wait()
+    writing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await writing
+    async with db.write() as tx:
+        assert await tx.first(select(meta).where(meta.c.key == "a")) is None
+
+
+async def test_a_statement_is_finished_before_its_caller_is_cancelled(db: Database) -> None:
+    done: list[int] = []
+
+    async def work() -> None:
+        await asyncio.sleep(0)
+        done.append(1)
+
+    for cancels in (1, 2):
+        task = asyncio.create_task(whole(work()))
+        await asyncio.sleep(0)
+        for _ in range(cancels):
+            task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert len(done) == cancels

@@ -137,8 +137,9 @@ class Duties:
                 if await duty():
                     self.grid.wake.set()
                     continue
-            except Unavailable as problem:
-                # The database or the blob store is away: everything is repeatable, so try again.
+            except (Unavailable, OSError) as problem:
+                # The database, the blob store or the disk is away or full: everything is
+                # repeatable, so try again.
                 log.warning("duty.unavailable", duty=name, problem=str(problem))
             wait = tick
             if name == "merge" and self._next_grace is not None:

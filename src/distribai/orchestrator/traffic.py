@@ -37,6 +37,12 @@ def take(grid: Grid) -> dict[tuple[str, str, str, str], tuple[int, int]]:
     return taken
 
 
+def put_back(grid: Grid, taken: dict[tuple[str, str, str, str], tuple[int, int]]) -> None:
+    """Count again what could not be written."""
+    for (job_id, node_id, kind, sha256), (up, down) in taken.items():
+        count(grid, job_id, node_id, kind, up, down, sha256)
+
+
 async def write(tx: Tx, counted: dict[tuple[str, str, str, str], tuple[int, int]]) -> None:
     """Add counters to the database, each under its blob's kind and job."""
     sums: dict[tuple[str, str, str], tuple[int, int]] = {}

@@ -20,7 +20,14 @@ from typing import Any, Literal, TypeVar
 from sqlalchemy import Executable, Row, Table, event, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, CursorResult, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DBAPIError,
+    InterfaceError,
+    NoSuchModuleError,
+    OperationalError,
+)
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from distribai.errors import Unavailable, UsageError
@@ -137,7 +144,8 @@ class Database:
         On SQLite only one runs at a time in the whole process. Keep network and tensor work out.
 
         Raises:
-            Unavailable: ``grid.database``: the database cannot be reached.
+            Unavailable: ``grid.database``: the database cannot be reached, or went away meanwhile.
+                What the block has done is undone, unless that was while it was committed.
         """
         if self.dialect == "postgresql":
             async with self._begin(self._writer) as tx:
@@ -171,12 +179,8 @@ class Database:
     async def _begin(self, engine: AsyncEngine) -> AsyncIterator[Tx]:
         try:
             conn = await _connect(engine)
-        except (DBAPIError, OSError) as problem:
-            raise Unavailable(
-                "grid.database",
-                f"The database cannot be reached: {str(problem).splitlines()[0]}",
-                "Check its address, that it runs, and the rights on its file.",
-            ) from problem
+        except (DBAPIError, PoolTimeout, OSError) as problem:
+            raise _away(problem) from problem
         try:
             if self._clock is not None:
                 now = self._clock()
@@ -189,8 +193,30 @@ class Database:
                 await whole(conn.rollback())
                 raise
             await whole(conn.commit())
+        except DBAPIError as problem:
+            if not _passes(problem):
+                raise
+            raise _away(problem) from problem
         finally:
             await whole(conn.close())
+
+
+def _passes(problem: DBAPIError) -> bool:
+    """Whether trying again later may help: the connection broke, the disk is full, or PostgreSQL
+    undid one of two transactions that waited for each other."""
+    code = getattr(problem.orig, "sqlstate", None) or ""
+    undone = code in ("40001", "40P01")
+    broken = isinstance(problem, (OperationalError, InterfaceError))
+    return undone or broken or problem.connection_invalidated
+
+
+def _away(problem: Exception) -> Unavailable:
+    first_line = (str(problem).splitlines() or [repr(problem)])[0]
+    return Unavailable(
+        "grid.database",
+        f"The database cannot be reached or cannot go on: {first_line[:300]}",
+        "Check its address, that it runs, its disk's free space, and the rights on its file.",
+    )
 
 
 async def whole(work: Coroutine[Any, Any, T]) -> T:

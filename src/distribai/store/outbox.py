@@ -111,7 +111,7 @@ def parse_cursor(text: str) -> Cursor:
     if not text:
         return BEGINNING
     parts = text.split(".")
-    if len(parts) != 3 or not all(p.isascii() and p.isdecimal() and len(p) < 20 for p in parts):
+    if len(parts) != 3 or not all(p.isascii() and p.isdecimal() and len(p) < 19 for p in parts):
         raise UsageError(
             "usage.invalid",
             f"{text[:60]!r} is not a cursor of this grid's events.",

@@ -7,13 +7,13 @@ that says goodbye, or wants to drain, is taken at its word at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from distribai.core.states import Intent, Liveness, TaskState
-from distribai.errors import NotAllowed
+from distribai.errors import NotAllowed, Unavailable
 from distribai.orchestrator import traffic
 from distribai.orchestrator.context import Grid
-from distribai.orchestrator.fleet.registry import LiveSession
+from distribai.orchestrator.fleet.registry import LiveSession, LogEntry
 from distribai.orchestrator.fleet.tokens import BARRED
 from distribai.orchestrator.rounds import results
 from distribai.store import leases, outbox
@@ -28,62 +28,83 @@ never grows beyond its column."""
 
 
 async def flush(grid: Grid) -> None:
-    """Write what was heard since the last time: nodes, leases, progress, logs, bytes."""
+    """Write what was heard since the last time: nodes, leases, progress, logs, bytes.
+
+    Raises:
+        Unavailable: the database is away; everything is kept for the next time.
+    """
     heard = [s for s in grid.fleet if s.heard]
     counted = traffic.take(grid)
     logs = grid.fleet.take_logs()
     if not heard and not counted and not logs:
         return
-    rows = []
+    moved = {s.node_id: (s.bytes_up, s.bytes_down) for s in heard}
     for session in heard:
         session.heard = False
-        rows.append(_heard_row(session))
-    async with grid.db.write() as tx:
-        await fleet.heard(tx, rows)
+    try:
+        async with grid.db.write() as tx:
+            back = await _write_heard(grid, tx, heard, moved)
+            await _write_logs(tx, logs)
+            await traffic.write(tx, counted)
+            nodes = await fleet.nodes_by_id(tx, [s.node_id for s in grid.fleet])
+            still_open = await fleet.open_sessions(tx, [s.id for s in grid.fleet])
+    except Unavailable:
         for session in heard:
-            held = list(session.in_hand.items())
-            await leases.extend_leases(tx, session.node_id, held, grid.settings.liveness.offline_s)
-        await _write_progress(tx, heard)
-        if logs:
-            tasks = {t.id: t for t in await work.tasks_by_id(tx, {e.task_id for e in logs})}
-            await records.add_logs(
-                tx,
-                [
-                    {
-                        "level": e.level,
-                        "message": e.message,
-                        "job_id": tasks[e.task_id].job_id if e.task_id in tasks else "",
-                        "task_id": e.task_id,
-                        "node_id": e.node_id,
-                        "fields": dict(e.fields),
-                    }
-                    for e in logs
-                ],
-            )
-        await traffic.write(tx, counted)
-        back = await fleet.set_online(tx, [s.node_id for s in heard])
-        for row in back:
-            await _liveness_event(tx, row.id, Liveness.ONLINE)
-        nodes = await fleet.nodes_by_id(tx, [s.node_id for s in grid.fleet])
-        still_open = await fleet.open_sessions(tx, [s.id for s in grid.fleet])
+            session.heard = True
+        traffic.put_back(grid, counted)
+        grid.fleet.logs[:0] = logs
+        raise
+    for session in heard:
+        session.flushed_up, session.flushed_down = moved[session.node_id]
     _bar(grid, nodes)
     _fence(grid, heard, still_open)
     if back:
         grid.wake.set()
 
 
-def _heard_row(session: LiveSession) -> dict[str, object]:
-    up, down = session.bytes_up, session.bytes_down
+async def _write_heard(
+    grid: Grid, tx: Tx, heard: Sequence[LiveSession], moved: Mapping[str, tuple[int, int]]
+) -> bool:
+    """Write heartbeats and progress; whether a node came back to be online."""
+    await fleet.heard(tx, [_heard_row(s, *moved[s.node_id]) for s in heard])
+    for session in heard:
+        held = list(session.in_hand.items())
+        await leases.extend_leases(tx, session.node_id, held, grid.settings.liveness.offline_s)
+    await _write_progress(tx, heard)
+    back = await fleet.set_online(tx, [s.node_id for s in heard])
+    for row in back:
+        await _liveness_event(tx, row.id, Liveness.ONLINE)
+    return bool(back)
+
+
+def _heard_row(session: LiveSession, up: int, down: int) -> dict[str, object]:
     # A daemon that was restarted counts from 0 again.
     more_up = up - session.flushed_up if up >= session.flushed_up else up
     more_down = down - session.flushed_down if down >= session.flushed_down else down
-    session.flushed_up, session.flushed_down = up, down
     return {
         "node": session.node_id,
         "intent": session.intent.value,
         "up": min(more_up, MAX_MOVED),
         "down": min(more_down, MAX_MOVED),
     }
+
+
+async def _write_logs(tx: Tx, logs: Sequence[LogEntry]) -> None:
+    tasks = {t.id: t.job_id for t in await work.tasks_by_id(tx, {e.task_id for e in logs})}
+    await records.add_logs(
+        tx,
+        [
+            {
+                "level": e.level,
+                "message": e.message,
+                "job_id": tasks.get(e.task_id, ""),
+                "task_id": e.task_id,
+                "node_id": e.node_id,
+                "fields": dict(e.fields),
+            }
+            for e in logs
+        ],
+    )
 
 
 async def _write_progress(tx: Tx, heard: Sequence[LiveSession]) -> None:

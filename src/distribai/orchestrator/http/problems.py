@@ -16,9 +16,16 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from distribai.core.text import MAX_REASON, clean
 from distribai.errors import CODES, DistribAIError, Unauthenticated
 
 MEDIA_TYPE = "application/problem+json"
+
+MAX_FIELD = 200
+"""Characters of a field's path."""
+
+MAX_ERRORS = 20
+"""Wrong fields that one answer lists."""
 
 _HTTP_CODES = {404: "http.path", 405: "http.method", 413: "http.too_large"}
 
@@ -36,7 +43,8 @@ def problem(
     errors: Sequence[Mapping[str, str]] = (),
     headers: Mapping[str, str] | None = None,
 ) -> JSONResponse:
-    """The answer for one failure."""
+    """The answer for one failure; what it quotes of the request is cut."""
+    detail, field = clean(detail, MAX_REASON), clean(field, MAX_FIELD, lines=False)
     body: dict[str, object] = {
         "type": f"urn:distribai:error:{code}",
         "title": CODES[code],
@@ -80,7 +88,8 @@ async def _on_error(request: Request, error: Exception) -> Response:
 async def _on_invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     errors = [
-        {"field": _dotted(entry["loc"]), "message": str(entry["msg"])} for entry in error.errors()
+        {"field": _dotted(entry["loc"]), "message": clean(str(entry["msg"]), MAX_REASON)}
+        for entry in error.errors()[:MAX_ERRORS]
     ]
     first = errors[0]
     where = f"{first['field']}: " if first["field"] else ""
@@ -134,4 +143,4 @@ def install(app: FastAPI) -> None:
 
 def _dotted(location: Sequence[str | int]) -> str:
     """``("body", "spec", "batch")`` -> ``spec.batch``; the part of the request is left out."""
-    return ".".join(str(part) for part in location[1:])
+    return clean(".".join(str(part) for part in location[1:]), MAX_FIELD, lines=False)

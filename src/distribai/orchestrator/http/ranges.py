@@ -11,7 +11,7 @@ from starlette.responses import Response, StreamingResponse
 from distribai.core.spec import BlobRef
 from distribai.store.blobs import BlobStore
 
-_RANGE = re.compile(r"bytes=(\d*)-(\d*)")
+_RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
 
 
 class Unsatisfiable(Exception):

@@ -19,6 +19,11 @@ from distribai.orchestrator.jobs import commands, queries
 MAX_WAIT_S = 600.0
 """The longest that a request for a sample is held."""
 
+MAX_VERSION = 2**31 - 1
+"""The largest number that a version can have."""
+
+VersionQuery = Annotated[int | None, Query(ge=0, le=MAX_VERSION)]
+
 router = APIRouter(prefix="/jobs", tags=["weights"])
 
 
@@ -28,7 +33,7 @@ class GenerateBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     prompt: Annotated[str, Field(max_length=100_000)] = ""
-    version: Annotated[int | None, Field(ge=0)] = None
+    version: Annotated[int | None, Field(ge=0, le=MAX_VERSION)] = None
     max_tokens: Annotated[int, Field(ge=1, le=4096)] = 200
     temperature: Annotated[float, Field(ge=0, le=10)] = 0.8
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
@@ -42,7 +47,7 @@ class GenerateBody(BaseModel):
     responses={200: {"content": {"application/octet-stream": {}}}},
 )
 async def fetch_weights(
-    ref: str, request: Request, grid: GridOf, version: Annotated[int | None, Query(ge=0)] = None
+    ref: str, request: Request, grid: GridOf, version: VersionQuery = None
 ) -> Response:
     """The safetensors of one version (the latest by default). ``ETag`` is the file's SHA-256,
     ``X-DistribAI-Version`` the version; ``Range`` works."""

@@ -10,6 +10,7 @@ from distribai.core.plain import canonical_json, fingerprint, to_plain
 from distribai.core.plan import parameter_count, validate_spec
 from distribai.core.spec import JobSpec
 from distribai.core.states import JOB, JobState, RoundState, TaskState, check
+from distribai.core.text import MAX_REASON, clean
 from distribai.errors import Conflict, InvalidSpec, NotFound
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.jobs import preparation
@@ -162,6 +163,7 @@ async def decline_job(grid: Grid, job_id: str, why: str, by: str) -> None:
         NotFound: ``job.unknown``.
         Conflict: ``job.state``: it was accepted or has ended.
     """
+    why = clean(why, MAX_REASON)
     async with grid.db.write() as tx:
         job = await _lock(tx, job_id)
         if job.state == JobState.DECLINED:
@@ -180,6 +182,7 @@ async def cancel_job(grid: Grid, job_id: str, why: str, by: str) -> None:
         NotFound: ``job.unknown``.
         Conflict: ``job.state``: it has ended otherwise.
     """
+    why = clean(why, MAX_REASON)
     async with grid.db.write() as tx:
         job = await _lock(tx, job_id)
         if job.state == JobState.CANCELLED:

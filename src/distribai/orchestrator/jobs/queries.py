@@ -54,11 +54,14 @@ async def resolve_job(grid: Grid, ref: str) -> str:
         NotFound: ``job.unknown``.
         Ambiguous: ``job.ambiguous``, with the candidates.
     """
+    named: Sequence[AnyRow] = []
     async with grid.db.read() as tx:
-        if (exact := await jobs.get(tx, ref)) is not None:
-            return str(exact.id)
-        named = await jobs.named(tx, ref)
-        if not named:
+        # No id or name has other characters, and PostgreSQL takes no zero.
+        if ref.isprintable():
+            if (exact := await jobs.get(tx, ref)) is not None:
+                return str(exact.id)
+            named = await jobs.named(tx, ref)
+        if not named and ref.isprintable():
             short = ref.removeprefix("job_")
             named = await jobs.beginning(tx, f"job_{short}") if len(short) >= MIN_PREFIX else []
     if not named:
@@ -89,7 +92,7 @@ async def list_jobs(
     before = None
     if cursor:
         at, _, job_id = cursor.partition("~")
-        before = (_number(at, float), job_id)
+        before = (_number(at, float), job_id if job_id.isprintable() else "")
     async with grid.db.read() as tx:
         rows = await jobs.page(tx, state, limit + 1, before)
         working = await work.working_nodes(tx)
@@ -314,7 +317,10 @@ async def weights_blob(grid: Grid, job_id: str, version: int | None) -> tuple[in
 
 def _number(text: str, kind: Callable[[str], Any]) -> Any:
     try:
-        return kind(text)
+        number = kind(text)
+        if not 0 <= number <= 2**63 - 1:
+            raise ValueError(text)
+        return number
     except ValueError as problem:
         raise UsageError(
             "usage.invalid",
