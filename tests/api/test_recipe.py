@@ -220,7 +220,11 @@ def test_a_knob_that_nothing_would_read_is_refused(text: str, field: str) -> Non
         ("workers_min: 9\nworkers_max: 3", "spec.workers", "workers_max"),
         ("paradigm: dilocko", "spec.paradigm", "paradigm"),
         ("rounds: {codec_up: int4}", "codec.unknown", "rounds.codec_up"),
-        ("model: {vocab_size: 999999999999}", "spec.model_too_large", "model"),
+        (
+            "model: {vocab_size: 999999999999}",
+            "spec.model_too_large",
+            "model.architecture_config.vocab_size",
+        ),
     ],
 )
 def test_what_cannot_run_is_refused_with_its_own_code(text: str, code: str, field: str) -> None:

@@ -60,7 +60,7 @@ def test_something_that_is_no_key_is_refused(public: bytes) -> None:
         st.text(max_size=5), st.floats(allow_nan=False, allow_infinity=False) | st.integers(0, 9)
     ),
     reason=st.text(max_size=20),
-    tokens=st.integers(0, 2**63),
+    tokens=st.integers(0, convert.MAX_BIG),
 )
 def test_a_signature_survives_the_wire(metrics: dict[str, float], reason: str, tokens: int) -> None:
     outcome = dataclasses.replace(OUTCOME, metrics=metrics, reason=reason, tokens=tokens)

@@ -30,6 +30,13 @@ MAX_WORKERS: Final = 10_000
 
 MAX_HELD_OUT: Final = 0.5
 
+MAX_ATTEMPTS: Final = 1000
+
+MAX_NAME: Final = 100
+"""Characters of a name."""
+
+_COUNT: Final = "between 0 (off) and 10^9"
+
 CODEC_BYTES: Final = {"fp32": 4.0}
 """Bytes per parameter of each codec that exists."""
 
@@ -228,7 +235,14 @@ _Figure = tuple[str, str, object, bool, str]
 
 def _figures(spec: JobSpec) -> Iterator[_Figure]:
     """(code, field, value, whether it is allowed, the rule) of every figure, in reading order."""
-    yield "spec.invalid", "name", spec.name, 1 <= len(spec.name) <= 100, "1 to 100 characters"
+    for field, text, least in (
+        ("name", spec.name, 1),
+        ("data.source", spec.data.source, 1),
+        ("data.field", spec.data.field, 0),
+        ("model.profile", spec.model.profile, 0),
+    ):
+        fits = least <= len(text.strip()) and len(text) <= MAX_NAME and text.isprintable()
+        yield "spec.invalid", field, text, fits, f"{least} to {MAX_NAME} printable characters"
     yield "spec.steps", "steps", spec.steps, 1 <= spec.steps <= 10**9, "between 1 and 10^9"
     yield "spec.plan", "batch", spec.batch, 1 <= spec.batch <= 1 << 16, "between 1 and 65536"
     yield "spec.plan", "seq_len", spec.seq_len, 1 <= spec.seq_len <= 1 << 20, "between 1 and 2^20"
@@ -242,7 +256,14 @@ def _figures(spec: JobSpec) -> Iterator[_Figure]:
         low <= high <= MAX_WORKERS,
         f"between workers_min ({low}) and {MAX_WORKERS}",
     )
-    yield "spec.plan", "max_attempts", spec.max_attempts, spec.max_attempts >= 1, "at least 1"
+    attempts = spec.max_attempts
+    yield (
+        "spec.plan",
+        "max_attempts",
+        attempts,
+        1 <= attempts <= MAX_ATTEMPTS,
+        f"between 1 and {MAX_ATTEMPTS}",
+    )
     share = spec.data.held_out
     yield (
         "spec.plan",
@@ -252,7 +273,13 @@ def _figures(spec: JobSpec) -> Iterator[_Figure]:
         f"above 0 and at most {MAX_HELD_OUT}",
     )
     memory = spec.resources.memory_mb
-    yield "spec.plan", "resources.memory_mb", memory, memory >= 0, "0 (estimate) or more"
+    yield (
+        "spec.plan",
+        "resources.memory_mb",
+        memory,
+        0 <= memory < 1 << 31,
+        "0 (estimate) or less than 2^31",
+    )
     yield from _optimizer_figures(spec)
     yield from _round_figures(spec)
 
@@ -268,17 +295,18 @@ def _optimizer_figures(spec: JobSpec) -> Iterator[_Figure]:
     fine = len(betas) == 2 and all(0 <= b < 1 for b in betas)
     yield "spec.plan", "optimizer.betas", betas, fine, "two numbers, each at least 0 and below 1"
     yield _below_one("optimizer.muon_momentum", inner.muon_momentum)
-    yield "spec.plan", "schedule.warmup", schedule.warmup, schedule.warmup >= 0, "0 or more"
+    yield "spec.plan", "schedule.warmup", schedule.warmup, 0 <= schedule.warmup <= 10**9, _COUNT
     yield _share("schedule.floor", schedule.floor)
     yield _share("schedule.decay", schedule.decay)
 
 
 def _round_figures(spec: JobSpec) -> Iterator[_Figure]:
     outer, rounds = spec.outer, spec.rounds
-    yield "spec.plan", "outer.eta", outer.eta, 0 < outer.eta < math.inf, "above 0 and finite"
+    # It becomes a number of single precision.
+    yield "spec.plan", "outer.eta", outer.eta, 0 < outer.eta <= 1e6, "above 0 and at most 10^6"
     yield _below_one("outer.mu", outer.mu)
-    yield "spec.plan", "outer.ramp", outer.ramp, outer.ramp >= 0, "0 (off) or more rounds"
-    yield "spec.plan", "outer.ending", outer.ending, outer.ending >= 0, "0 (off) or more rounds"
+    yield "spec.plan", "outer.ramp", outer.ramp, 0 <= outer.ramp <= 10**9, _COUNT
+    yield "spec.plan", "outer.ending", outer.ending, 0 <= outer.ending <= 10**9, _COUNT
     h = rounds.inner_steps
     yield "spec.plan", "rounds.inner_steps", h, 1 <= h <= 10**6, "between 1 and 10^6"
     for name in ("min_inner_steps", "quorum"):

@@ -62,11 +62,18 @@ PROFILES: Mapping[str, Config] = {
 }
 
 
+MAX_WIDTH = 2**24
+"""The largest of any knob: far beyond every model, and small enough to count with."""
+
+MAX_LAYERS = 4096
+"""So that a file of weights has fewer tensors than its header can name."""
+
+
 def check(config: Config) -> None:
     """Refuse impossible dimensions.
 
     Raises:
-        InvalidSpec: ``spec.model``, with the knob in ``field``.
+        InvalidSpec: ``spec.model`` or ``spec.model_too_large``, with the knob in ``field``.
     """
     for knob in ("dim", "layers", "heads", "ffn_dim", "vocab_size"):
         if getattr(config, knob) < 1:
@@ -74,14 +81,23 @@ def check(config: Config) -> None:
     for knob in ("kv_heads", "window"):
         if getattr(config, knob) < 0:
             _refuse(knob, f"{knob} is {getattr(config, knob)}: it must not be negative.")
+    for knob in ("layers", "dim", "heads", "ffn_dim", "vocab_size", "kv_heads", "window"):
+        limit = MAX_LAYERS if knob == "layers" else MAX_WIDTH
+        if getattr(config, knob) > limit:
+            raise InvalidSpec(
+                "spec.model_too_large",
+                f"The model is too large to plan: {knob} is beyond {limit}.",
+                "Take fewer layers, or smaller ones.",
+                field=f"model.architecture_config.{knob}",
+            )
     if config.dim % config.heads:
         _refuse("heads", f"{config.heads} heads do not divide a width of {config.dim}.")
     if config.head_dim % 2:
         _refuse("heads", f"a head of {config.head_dim} is odd: RoPE rotates pairs.")
     if config.heads % config.key_heads:
         _refuse("kv_heads", f"{config.key_heads} key heads do not divide {config.heads} heads.")
-    if not config.rope_theta > 1:
-        _refuse("rope_theta", f"rope_theta is {config.rope_theta}: it must be above 1.")
+    if not 1 < config.rope_theta < math.inf:
+        _refuse("rope_theta", f"rope_theta is {config.rope_theta}: it must be above 1 and finite.")
 
 
 def _refuse(knob: str, message: str) -> None:
