@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import math
 from typing import Any
@@ -10,12 +11,13 @@ import pytest
 
 from distribai.core.spec import BlobRef
 from distribai.core.tasks import Assignment
+from distribai.orchestrator.fleet import tokens
 from distribai.orchestrator.fleet.queries import list_nodes
 from distribai.orchestrator.jobs import queries
 from distribai.store.statements import work
 from distribai.wire import convert, signing
 from distribai.wire.v1 import distribai_pb2 as pb
-from tests.orchestrator.harness import FakeNode, World
+from tests.orchestrator.harness import FakeNode, World, breathe
 
 HUGE = 2**64 - 1
 
@@ -241,3 +243,36 @@ async def test_a_signature_of_another_result_counts_for_nothing(world: World) ->
     await node.send(message, reliable=True)
     await world.settle()
     assert node.acks[-1].code == "node.key"
+
+
+async def test_two_streams_of_one_key_at_once_leave_one_session_that_works(world: World) -> None:
+    await world.job()
+    first = FakeNode(world, "a")
+    others = [FakeNode(world, "a", key=first.key) for _ in range(5)]
+    for node in (first, *others):
+        world.nodes.append(node)
+    await asyncio.gather(*(node.connect() for node in (first, *others)))
+    await world.settle()
+    alive = [node for node in world.nodes if node.end is None]
+    assert len(alive) == 1
+    session = world.grid.fleet.of(first.id)
+    assert session is not None
+    assert session.id == alive[0].session
+    assert (await tokens.verify_token(world.grid, alive[0].token)).node_id == first.id
+    assert alive[0].tasks
+
+
+async def test_a_session_forgotten_while_it_comes_back_is_no_deaf_one(world: World) -> None:
+    node = await world.node("a")
+    await node.vanish()
+    session = world.grid.fleet.of(node.id)
+    assert session is not None
+    async with world.grid.db.write():
+        coming = asyncio.create_task(node.connect())
+        await breathe()
+        world.grid.fleet.drop(session)  # as the sweep does
+    await coming
+    await world.job()
+    await world.settle()
+    assert node.end is None
+    assert node.tasks

@@ -52,7 +52,7 @@ async def flush(grid: Grid) -> None:
         for session in heard:
             session.heard = True
         traffic.put_back(grid, counted)
-        grid.fleet.logs[:0] = logs
+        grid.fleet.put_back(logs)
         raise
     for session in heard:
         session.flushed_up, session.flushed_down = moved[session.node_id]

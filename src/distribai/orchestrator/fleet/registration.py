@@ -54,34 +54,10 @@ async def register(grid: Grid, message: pb.RegisterSession, nonce: bytes) -> Reg
         )
     intent = read_intent(message.intent)
     in_hand = in_hand_from_wire(message.tasks)
-    old = grid.fleet.of(node_id)
-    resumed = old is not None and message.resume_session == old.id
-    if resumed:
-        # Refuses claims that do not fit; the node then begins a new session.
-        try:
-            assert old is not None
-            old.channel.resume(message.received)
-        except ProtocolMismatch:
-            resumed = False
-    token = new_secret("dns_", grid.entropy, SESSION_BYTES)
-    session_id = old.id if resumed and old is not None else grid.new_id("ses")
-    async with grid.db.write() as tx:
-        await _admit(tx, node_id, key, message, devices, intent)
-        if resumed:
-            await fleet.renew_session(tx, session_id, hash_secret(token))
-        else:
-            await fleet.open_session(tx, session_id, node_id, hash_secret(token), grid.holder)
-        held = await _sort_out(grid, tx, node_id, in_hand)
-    if resumed and old is not None:
-        session = old
-        session.devices, session.intent = devices, intent
-    else:
-        session = LiveSession(session_id, node_id, key, _name(message.name), devices, intent)
-        _replace(grid, session)
-        # What a node does not present is lost with its daemon: others can do it at once.
-        session.assigned = dict(held)
-        await release_node(
-            grid, node_id, "its node came back without it", keep=frozenset(session.assigned)
+    # Two streams of one key at once would each believe that the other is the older one.
+    async with grid.fleet.joining(node_id):
+        session, token, resumed, held = await _enter(
+            grid, node_id, key, message, devices, intent, in_hand
         )
     session.heard = True
     session.in_hand = dict(held)
@@ -101,6 +77,53 @@ async def register(grid: Grid, message: pb.RegisterSession, nonce: bytes) -> Reg
         drop=_hands(drop),
     )
     return Registered(session, ack)
+
+
+async def _enter(
+    grid: Grid,
+    node_id: str,
+    key: bytes,
+    message: pb.RegisterSession,
+    devices: tuple[Device, ...],
+    intent: Intent,
+    in_hand: Iterable[TaskInHand],
+) -> tuple[LiveSession, str, bool, set[tuple[str, int]]]:
+    """The session, its token, whether it goes on, and the attempts that the node keeps."""
+    old = grid.fleet.of(node_id)
+    resumed = old is not None and message.resume_session == old.id
+    if resumed:
+        # Refuses claims that do not fit; the node then begins a new session.
+        try:
+            assert old is not None
+            old.channel.resume(message.received)
+        except ProtocolMismatch:
+            resumed = False
+    token = new_secret("dns_", grid.entropy, SESSION_BYTES)
+    session_id = old.id if resumed and old is not None else grid.new_id("ses")
+    async with grid.db.write() as tx:
+        await _admit(tx, node_id, key, message, devices, intent)
+        if resumed and session_id not in await fleet.open_sessions(tx, [session_id]):
+            # Another replica has taken it over, or the node counted as gone meanwhile.
+            resumed, session_id = False, grid.new_id("ses")
+        if resumed:
+            await fleet.renew_session(tx, session_id, hash_secret(token))
+        else:
+            await fleet.open_session(tx, session_id, node_id, hash_secret(token), grid.holder)
+        held = await _sort_out(grid, tx, node_id, in_hand)
+    if resumed and old is not None:
+        session = old
+        session.devices, session.intent = devices, intent
+        # While the transaction waited its silence may have been noticed, and it was forgotten.
+        grid.fleet.add(session)
+    else:
+        session = LiveSession(session_id, node_id, key, _name(message.name), devices, intent)
+        _replace(grid, session)
+        # What a node does not present is lost with its daemon: others can do it at once.
+        session.assigned = dict(held)
+        await release_node(
+            grid, node_id, "its node came back without it", keep=frozenset(session.assigned)
+        )
+    return session, token, resumed, held
 
 
 def read_intent(text: str) -> Intent:

@@ -8,8 +8,9 @@ database; everything here is lost with it, and a node that comes back then begin
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
 
 from distribai.core.devices import Device
 from distribai.core.states import Intent
@@ -145,10 +146,18 @@ class Registry:
     sessions: dict[str, LiveSession] = field(default_factory=dict)
     logs: list[LogEntry] = field(default_factory=list)
     log_characters: int = 0
+    locks: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
     dropped_logs: int = 0
 
     MAX_LOGS = 10_000
     MAX_LOG_CHARACTERS = 1 << 20
+
+    def joining(self, node_id: str) -> asyncio.Lock:
+        """What a registration of the node holds while it lasts."""
+        lock = self.locks.get(node_id)
+        if lock is None:
+            lock = self.locks[node_id] = asyncio.Lock()
+        return lock
 
     def of(self, node_id: str) -> LiveSession | None:
         """The session of a node, if this process has it."""
@@ -175,6 +184,12 @@ class Registry:
             self.log_characters += size
         else:
             self.dropped_logs += 1
+
+    def put_back(self, entries: Iterable[LogEntry]) -> None:
+        """Keep lines that could not be written, as far as there is room."""
+        later, self.logs, self.log_characters = self.logs, [], 0
+        for entry in (*entries, *later):
+            self.log(entry)
 
     def take_logs(self) -> list[LogEntry]:
         """The log lines that wait, and how many were lost, if any."""
