@@ -1,6 +1,7 @@
 """Text to ids and back."""
 
 import builtins
+import json
 from pathlib import Path
 
 import pytest
@@ -69,7 +70,7 @@ def test_binary_and_huge_files_are_malformed(
 ) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_bytes(b"\xff\xfe{}")
-    with pytest.raises(InvalidData, match="not a tokenizer JSON"):
+    with pytest.raises(InvalidData, match="not a usable tokenizer JSON"):
         JsonTokenizer(path)
     monkeypatch.setattr(module, "MAX_FILE_BYTES", 3)
     with pytest.raises(InvalidData, match="is larger"):
@@ -96,3 +97,26 @@ def test_without_the_library_the_error_says_how_to_get_it(
     with pytest.raises(InvalidData) as caught:
         JsonTokenizer(tmp_path / "none.json")
     assert "pip install tokenizers" in caught.value.hint
+
+
+def _spoiled(word_file: Path, **changes: object) -> Path:
+    document = json.loads(word_file.read_text()) | changes
+    word_file.write_text(json.dumps(document))
+    return word_file
+
+
+def test_a_tokenizer_without_a_token_for_the_text_is_refused(word_file: Path) -> None:
+    model = {"type": "WordLevel", "vocab": {"hello": 0}, "unk_token": "[UNK]"}
+    tokenizer = JsonTokenizer(_spoiled(word_file, model=model), "words.json")
+    with pytest.raises(InvalidData, match=r"^words\.json is not a usable") as caught:
+        tokenizer.encode("other")
+    assert caught.value.code == "data.malformed"
+
+
+def test_a_file_at_which_the_library_panics_is_refused(
+    word_file: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    broken = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+    with pytest.raises(InvalidData) as caught:
+        JsonTokenizer(_spoiled(word_file, normalizer=broken)).encode("hello")
+    assert caught.value.code == "data.malformed"

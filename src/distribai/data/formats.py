@@ -7,7 +7,7 @@ possible, so that a file of any size streams through.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,16 +39,19 @@ class Readable(Protocol):
         """At most ``size`` bytes; ``b""`` at the end."""
 
 
-def read_files(paths: Iterable[Path], format: Format, field: str = "text") -> Iterator[Piece]:
-    """The documents of ``paths`` in this order; files are opened one after the other.
+def read_files(
+    paths: Sequence[Path], format: Format, field: str = "text", names: Sequence[str] = ()
+) -> Iterator[Piece]:
+    """The documents of ``paths`` in this order; files are opened one after the other. ``names``
+    stand for them in messages; their paths by default.
 
     Raises:
         InvalidData: ``data.missing`` (a file cannot be read), ``data.not_utf8`` (with the byte's
             offset), ``data.malformed`` (with the line's number). Raised while iterating.
     """
-    for path in paths:
+    for path, name in zip(paths, names or [str(p) for p in paths], strict=True):
         with closing(_open(path)) as stream:
-            yield from read_stream(stream, str(path), format, field)
+            yield from read_stream(stream, name, format, field)
 
 
 def read_stream(

@@ -7,6 +7,8 @@ That library is imported only when such a file is opened: the operator's base in
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -69,17 +71,20 @@ class JsonTokenizer:
 
     Args:
         path: the file.
+        name: what to call it in messages; its path by default.
 
     Raises:
         InvalidData: ``data.missing`` (no file, or the library is not installed) or
-            ``data.malformed`` (not a tokenizer).
+            ``data.malformed`` (not a tokenizer). Encoding raises the latter, too: only there the
+            library notices that text has no token.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._inner = _open(path)
+    def __init__(self, path: Path, name: str = "") -> None:
+        self._name = name or str(path)
+        self._inner = _open(path, self._name)
         vocabulary: dict[str, int] = self._inner.get_vocab(with_added_tokens=True)
         if not vocabulary:
-            raise InvalidData("data.malformed", f"The tokenizer {path} has no vocabulary.")
+            raise _malformed(self._name, "it has no vocabulary")
         self._size = max(vocabulary.values()) + 1
         self._end = next((vocabulary[n] for n in _END_NAMES if n in vocabulary), None)
 
@@ -95,7 +100,8 @@ class JsonTokenizer:
 
     def encode(self, text: str) -> npt.NDArray[np.int64]:
         """Ids of ``text``, shape (n,)."""
-        return np.asarray(self._inner.encode(text, add_special_tokens=False).ids, np.int64)
+        with _library_errors(self._name):
+            return np.asarray(self._inner.encode(text, add_special_tokens=False).ids, np.int64)
 
     def decode(self, ids: npt.ArrayLike) -> str:
         """Text of ``ids``, without special tokens."""
@@ -103,16 +109,16 @@ class JsonTokenizer:
         return text
 
 
-def load(path: Path | None) -> Tokenizer:
-    """The tokenizer in ``path``, or bytes without one.
+def load(path: Path | None, name: str = "") -> Tokenizer:
+    """The tokenizer in ``path``, called ``name`` in messages, or bytes without one.
 
     Raises:
         InvalidData: see :class:`JsonTokenizer`.
     """
-    return ByteTokenizer() if path is None else JsonTokenizer(path)
+    return ByteTokenizer() if path is None else JsonTokenizer(path, name)
 
 
-def _open(path: Path) -> Any:
+def _open(path: Path, name: str) -> Any:
     try:
         from tokenizers import Tokenizer as Inner
     except ImportError as problem:
@@ -128,30 +134,42 @@ def _open(path: Path) -> Any:
     except OSError as problem:
         raise InvalidData(
             "data.missing",
-            f"The tokenizer {path} cannot be read: {problem.strerror}.",
+            f"The tokenizer {name} cannot be read: {problem.strerror}.",
             "Check the path.",
             field="data.tokenizer",
         ) from problem
     if len(raw) > MAX_FILE_BYTES:
-        raise _malformed(path, f"it is larger than {MAX_FILE_BYTES >> 20} MiB")
+        raise _malformed(name, f"it is larger than {MAX_FILE_BYTES >> 20} MiB")
     try:
         if not isinstance(json.loads(raw), dict):
-            raise _malformed(path, "it is not a JSON object")
-        return Inner.from_str(raw.decode())
+            raise _malformed(name, "it is not a JSON object")
+        text = raw.decode()
     except (ValueError, RecursionError) as problem:
-        raise _malformed(path, str(problem)) from problem
-    except Exception as problem:
-        # The library raises bare `Exception` for whatever is wrong with the file, and nothing
-        # narrower; every other class is a defect and goes on.
-        if type(problem) is not Exception:
+        raise _malformed(name, str(problem)) from problem
+    with _library_errors(name):
+        return Inner.from_str(text)
+
+
+@contextmanager
+def _library_errors(name: str) -> Iterator[None]:
+    """Say in our words that the library does not get on with a file.
+
+    It raises bare `Exception` for whatever is wrong, and nothing narrower; where it did not look it
+    panics, which Python sees as a class that cannot be imported. Every other class is a defect and
+    goes on.
+    """
+    try:
+        yield
+    except BaseException as problem:
+        if type(problem) is not Exception and type(problem).__name__ != "PanicException":
             raise
-        raise _malformed(path, str(problem)) from problem
+        raise _malformed(name, str(problem)) from problem
 
 
-def _malformed(path: Path, why: str) -> InvalidData:
+def _malformed(name: str, why: str) -> InvalidData:
     return InvalidData(
         "data.malformed",
-        f"{path} is not a tokenizer JSON: {why}.",
+        f"{name} is not a usable tokenizer JSON: {why}.",
         "It must be the `tokenizer.json` that the `tokenizers` library saves.",
         field="data.tokenizer",
     )

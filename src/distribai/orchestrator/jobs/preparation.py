@@ -108,7 +108,8 @@ async def prepare_data(grid: Grid, spec: JobSpec) -> PreparedData:
         _check_vocabulary(spec, row.figures["vocab_size"])
         return PreparedData(key, BlobRef(row.manifest_sha, row.manifest_size), row.figures)
     async with _files(grid, spec) as (files, tokenizer_path):
-        tokenizer = await asyncio.to_thread(load, tokenizer_path)
+        name = f"The tokenizer ({_blob(spec.data.tokenizer)})"
+        tokenizer = await asyncio.to_thread(load, tokenizer_path, name)
         _check_vocabulary(spec, tokenizer.vocab_size)
         with tempfile.TemporaryDirectory(prefix="data-", dir=grid.scratch) as scratch:
             manifest, paths = await asyncio.to_thread(_cut, spec, files, tokenizer, Path(scratch))
@@ -159,7 +160,9 @@ def _cut(
 ) -> tuple[DatasetManifest, list[Path]]:
     documents: Iterator[Piece]
     if spec.data.source == "blobs":
-        documents = read_files(files, spec.data.format, spec.data.field)
+        # Where a blob lies here is nobody's business but the operator's.
+        names = [f"Data file {i} ({_blob(f)})" for i, f in enumerate(spec.data.files, start=1)]
+        documents = read_files(files, spec.data.format, spec.data.field, names)
     else:
         documents = builtin.documents(spec.data.source)
     return prepare(
@@ -171,6 +174,10 @@ def _cut(
         out,
         tokenizer_blob=spec.data.tokenizer,
     )
+
+
+def _blob(ref: BlobRef | None) -> str:
+    return "none" if ref is None else f"blob {ref.sha256[:12]}"
 
 
 def _check_vocabulary(spec: JobSpec, needed: int) -> None:
