@@ -157,6 +157,17 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     assert (done.returncode, done.stderr) == (141, "")
 
 
+def test_a_command_without_stdout_is_no_defect() -> None:
+    code = "import sys; from distribai.cli.main import main; sys.exit(main(['errors']))"
+    done = subprocess.run(
+        ["sh", "-c", f"exec '{sys.executable}' -c \"{code}\" >&-"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_version_and_error_codes_are_told(offline: Run) -> None:
     assert offline("version", "--json").json["distribai"] == __version__
     assert offline("--version").out.strip() == __version__

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import stat
 import subprocess
 import sys
@@ -40,6 +41,16 @@ def test_weights_are_written_whole(run: Run, weights: bytes, tmp_path: Path) -> 
     words = ("export-weights", "my-model", "--out", "0", "--version", "0", "--json")
     assert run(*words).json["version"] == 0
     assert (tmp_path / "0").read_bytes() == b"version 0"
+
+
+def test_only_a_file_is_replaced(run: Run, weights: bytes, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "directory").mkdir()
+    for out in ("pipe", "directory", "", "."):
+        done = run("export-weights", "my-model", "--out", out)
+        assert (done.status, "io.file" in done.err) == (2, True), done.err
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+    assert {p.name for p in tmp_path.iterdir()} >= {"pipe", "directory"}
 
 
 @pytest.mark.parametrize(
@@ -196,3 +207,8 @@ def test_bytes_are_told_for_people(count: float, text: str) -> None:
 )
 def test_durations_are_told_for_people(seconds: float | None, text: str) -> None:
     assert output.duration(seconds) == text
+
+
+def test_a_temperature_that_is_no_number_is_refused(run: Run, weights: bytes) -> None:
+    done = run("generate", "my-model", "--prompt", "a", "--temperature", "nan")
+    assert (done.status, "usage.invalid" in done.err) == (2, True)

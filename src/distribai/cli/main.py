@@ -108,6 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     if argv is None and spawn.is_child(sys.argv):
         spawn.child()
+    _open_streams()
     words = list(sys.argv[1:] if argv is None else argv)
     debug = os.environ.get("DISTRIBAI_DEBUG", "") not in ("", "0")
     if "--debug" in words:
@@ -119,6 +120,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         boundary.status = result if isinstance(result, int) else 0
     return boundary.status
+
+
+def _open_streams() -> None:
+    """Give a process that was started without stdout or stderr (``>&-``) some that go nowhere."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # for as long as the process lives
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
 def usage_error(error: CycloptsError) -> UsageError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -12,7 +13,7 @@ from pydantic import TypeAdapter
 from distribai.api import answers
 from distribai.core.plain import to_plain
 from distribai.core.spec import JobSpec
-from distribai.errors import NotFound
+from distribai.errors import NotFound, UsageError
 
 T = TypeVar("T")
 
@@ -40,8 +41,8 @@ class Call(Generic[T]):
 
 
 PREPARATION_S = 1800.0
-"""What the orchestrator may take to prepare a job's data, in seconds. A client that gives up earlier
-can ask again: the idempotency key finds the job."""
+"""What the orchestrator may take to prepare a job's data, in seconds. A client that gives up
+earlier can ask again: the idempotency key finds the job."""
 
 
 def job_path(ref: str, tail: str = "") -> str:
@@ -171,7 +172,18 @@ def generate(
     seed: int = 0,
     timeout: float = 120.0,
 ) -> Call[answers.Generation]:
-    """A sample from a version."""
+    """A sample from a version.
+
+    Raises:
+        UsageError: ``usage.invalid``: the temperature is no finite number, which JSON cannot say.
+    """
+    if not math.isfinite(temperature):
+        raise UsageError(
+            "usage.invalid",
+            f"The temperature is {temperature}.",
+            "Give a number from 0 (the likeliest token always) to 10.",
+            field="temperature",
+        )
     body = {
         "prompt": prompt,
         "version": version,

@@ -133,10 +133,19 @@ class Transfer:
         and size of the file.
 
         Raises:
-            UsageError: ``out`` cannot be written.
+            UsageError: ``out`` cannot be written, or is no file (a device or a pipe must not be
+                replaced by one).
             Integrity: the bytes are not those of the entity tag.
             Unavailable: the orchestrator stays away.
         """
+        if not out.name or (out.exists() and not out.is_file()):
+            what = "is a directory" if out.is_dir() else "is not a file"
+            raise UsageError(
+                "io.file",
+                f"{out} cannot be written: it {what}.",
+                "Give the path of a file.",
+                field="out",
+            )
         partial = out.with_name(f".{out.name}.{os.getpid()}.part")
         told = progress or _nobody
         try:
