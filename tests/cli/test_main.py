@@ -157,6 +157,20 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     assert (done.returncode, done.stderr) == (141, "")
 
 
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="Linux has such a device")
+def test_a_full_disk_behind_stdout_is_no_defect() -> None:
+    code = "import sys; from distribai.cli.main import main; sys.exit(main(['errors']))"
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, "code: io.file" in done.stderr) == (2, True)
+
+
 def test_a_command_without_stdout_is_no_defect() -> None:
     code = "import sys; from distribai.cli.main import main; sys.exit(main(['errors']))"
     done = subprocess.run(

@@ -7,6 +7,7 @@ it, 6 damaged bytes, 7 versions that do not fit, 8 unreachable, 70 a defect, 130
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -84,9 +85,14 @@ class _Boundary:
             output.note("Interrupted.")
             self.status = 130
         elif isinstance(error, BrokenPipeError):
-            # Whoever read stdout has gone (`| head`); what is still buffered goes nowhere.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            # Whoever read stdout has gone (`| head`).
+            _silence_stdout()
             self.status = 141
+        elif isinstance(error, OSError) and error.errno == errno.ENOSPC and not error.filename:
+            _silence_stdout()
+            self._show(
+                UsageError("io.file", "The output cannot be written: no space is left for it.")
+            )
         elif isinstance(error, DistribAIError):
             self._show(error)
         elif isinstance(error, CycloptsError):
@@ -120,6 +126,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         boundary.status = result if isinstance(result, int) else 0
     return boundary.status
+
+
+def _silence_stdout() -> None:
+    """Let what is still buffered go nowhere, or the interpreter's end would fail on it again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _open_streams() -> None:
