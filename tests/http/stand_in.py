@@ -59,6 +59,7 @@ class Orchestrator:
 
     def __init__(self) -> None:
         self.jobs: dict[str, JobRecord] = {}
+        self.withdrawn: list[str] = []
         self.keys: dict[str, str] = {}
         self.events: list[EventRecord] = []
         self.logs: list[LogRecord] = []
@@ -81,6 +82,7 @@ class Orchestrator:
                 "pause_job",
                 "resume_job",
                 "request_generation",
+                "withdraw_generation",
             ],
             "jobs.queries": [
                 "resolve_job",
@@ -144,6 +146,9 @@ class Orchestrator:
 
     async def resume_job(self, grid: Grid, job_id: str, by: str) -> None:
         self._set(job_id, JobState.RUNNING)
+
+    async def withdraw_generation(self, grid: Grid, task_id: str, why: str) -> None:
+        self.withdrawn.append(task_id)
 
     async def request_generation(
         self,

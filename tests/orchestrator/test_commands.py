@@ -251,6 +251,28 @@ async def test_waiting_for_a_task_ends_at_its_time(world: World) -> None:
     assert (await queries.wait_for_task(world.grid, task_id, 0.0)).state == "queued"
     with pytest.raises(NotFound):
         await queries.show_task(world.grid, "task_nothing")
+    await commands.withdraw_generation(world.grid, task_id, "nobody waits")
+    assert (await queries.show_task(world.grid, task_id)).state == "cancelled"
+    await commands.withdraw_generation(world.grid, task_id, "nobody waits")
+    node = await world.node("late")
+    await world.settle()
+    assert "generate" not in {t.phase for t in node.tasks.values()}
+
+
+async def test_the_log_tells_a_jobs_story_in_sentences(world: World) -> None:
+    node = await world.node("a")
+    job_id = await world.job()
+    await world.settle()
+    await node.work()
+    await world.settle()
+    await commands.cancel_job(world.grid, job_id, "enough.", "operator")
+    told = [line.message for line in await queries.list_logs(world.grid, job_id, "", 100)]
+    assert told[0] == "The job was submitted by the tester."
+    assert told[1] == "The job was accepted by the tester."
+    assert told[2] == "The job is running."
+    assert told[3].startswith("Round 1 is open: 1 workers")
+    assert "Round 1 is merged into version 1 from 1 submissions." in told
+    assert told[-1] == "The job is cancelled: enough."
 
 
 async def test_health_tells_what_is_wrong(world: World) -> None:

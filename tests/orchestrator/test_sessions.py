@@ -4,11 +4,14 @@ import pytest
 from sqlalchemy import update
 
 from distribai.core.states import TaskState
+from distribai.core.tasks import Progress
 from distribai.errors import DistribAIError
 from distribai.orchestrator.fleet import tokens
+from distribai.orchestrator.fleet.liveness import flush
 from distribai.orchestrator.fleet.queries import list_nodes
 from distribai.orchestrator.grpc import serve
 from distribai.orchestrator.jobs import queries
+from distribai.store import leases
 from distribai.store.statements import work
 from distribai.store.tables import nodes
 from distribai.wire.v1 import distribai_pb2 as pb
@@ -240,10 +243,29 @@ async def test_progress_logs_and_bytes_of_a_node_are_kept(world: World) -> None:
     await world.settle()
     await a.heartbeat(bytes_up=1500, bytes_down=20)
     await world.settle()
-    (log,) = await queries.list_logs(world.grid, job_id)
+    (log,) = [x for x in await queries.list_logs(world.grid, job_id) if x.node_id == a.id]
     assert (log.level, log.message, log.fields) == ("warning", "hot", {"c": "90"})
     (node,) = await list_nodes(world.grid)
     assert (node.bytes_up, node.bytes_down) == (1500, 20)
     async with world.grid.db.read() as tx:
         (row,) = await work.tasks_in(tx, (TaskState.LEASED,))
     assert row.progress["step"] == 1
+
+
+async def test_progress_that_ends_while_it_is_written_hurts_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = await world.node("a")
+    session = world.grid.fleet.of(node.id)
+    assert session is not None
+    session.progress = {f"task_{i}": Progress(f"task_{i}", 1, 1, 10, 2.0, 1.0) for i in range(3)}
+    session.heard = True
+    written = []
+
+    async def write(tx: object, task_id: str, *_: object) -> None:
+        session.progress.pop(task_id)  # its result came in meanwhile
+        written.append(task_id)
+
+    monkeypatch.setattr(leases, "write_progress", write)
+    await flush(world.grid)
+    assert written == ["task_0", "task_1", "task_2"]

@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 
 from distribai.core.states import Intent, Liveness, TaskState
 from distribai.errors import NotAllowed, Unavailable
-from distribai.orchestrator import traffic
+from distribai.orchestrator import events, traffic
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.fleet.registry import LiveSession, LogEntry
 from distribai.orchestrator.fleet.tokens import BARRED
 from distribai.orchestrator.rounds import results
-from distribai.store import leases, outbox
+from distribai.store import leases
 from distribai.store.engine import AnyRow, Tx
 from distribai.store.statements import fleet, jobs, records, work
 from distribai.wire.endings import end_of
@@ -109,7 +109,8 @@ async def _write_logs(tx: Tx, logs: Sequence[LogEntry]) -> None:
 
 async def _write_progress(tx: Tx, heard: Sequence[LiveSession]) -> None:
     for session in heard:
-        for progress in session.progress.values():
+        # A copy: a task may end, and take its progress along, while the database writes.
+        for progress in list(session.progress.values()):
             await leases.write_progress(
                 tx,
                 progress.task_id,
@@ -245,4 +246,4 @@ async def after_start(grid: Grid) -> None:
 
 
 async def _liveness_event(tx: Tx, node_id: str, state: Liveness) -> None:
-    await outbox.append(tx, f"node.{state.value}", node_id=node_id)
+    await events.record(tx, f"node.{state.value}", node_id=node_id)

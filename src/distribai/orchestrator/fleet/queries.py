@@ -51,7 +51,8 @@ async def summary(grid: Grid) -> GridSummary:
         counts = await work.count_tasks(tx, (TaskState.QUEUED, TaskState.LEASED))
         by_state = await jobs.count_by_state(tx)
         now = tx.now
-    problems = await _problems(grid, by_state, sum(n.liveness == "online" for n in nodes))
+    online = sum(n.liveness == Liveness.ONLINE for n in nodes)
+    problems = await _problems(grid, by_state, len(nodes), online)
     return GridSummary(
         grid_id=grid.grid_id,
         software=__version__,
@@ -59,7 +60,7 @@ async def summary(grid: Grid) -> GridSummary:
         ok=not problems,
         problems=problems,
         now=now,
-        nodes_online=sum(n.liveness == Liveness.ONLINE for n in nodes),
+        nodes_online=online,
         nodes_degraded=sum(n.liveness == Liveness.DEGRADED for n in nodes),
         nodes_offline=sum(n.liveness == Liveness.OFFLINE for n in nodes),
         nodes_working=len({t.node_id for t in leased}),
@@ -69,10 +70,12 @@ async def summary(grid: Grid) -> GridSummary:
     )
 
 
-async def _problems(grid: Grid, by_state: dict[str, int], online: int) -> tuple[str, ...]:
+async def _problems(grid: Grid, by_state: dict[str, int], nodes: int, online: int) -> tuple[str, ...]:
     found = []
     if not online and (by_state.get("queued", 0) or by_state.get("running", 0)):
         found.append("There is work, but no node is online.")
+    elif nodes and not online:
+        found.append("No node is online.")
     try:
         await grid.blobs.exists("0" * 64)
     except Unavailable as problem:

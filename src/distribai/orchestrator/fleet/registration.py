@@ -11,11 +11,12 @@ from distribai.core.plain import to_plain
 from distribai.core.states import Intent, Liveness, Standing, TaskState
 from distribai.core.text import clean
 from distribai.errors import NotAllowed, ProtocolMismatch
+from distribai.orchestrator import events
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.fleet.liveness import fenced, release_node
 from distribai.orchestrator.fleet.registry import LiveSession
 from distribai.orchestrator.fleet.tokens import BARRED, SESSION_BYTES, hash_secret, new_secret
-from distribai.store import leases, outbox
+from distribai.store import leases
 from distribai.store.engine import AnyRow, Tx
 from distribai.store.statements import fleet, work
 from distribai.wire.convert import MAX_NAME, devices_from_wire, in_hand_from_wire
@@ -189,7 +190,7 @@ async def _admit(
             joined_at=tx.now,
             last_heard_at=tx.now,
         )
-        await outbox.append(tx, "node.joined", node_id=node_id, data={"name": _name(message.name)})
+        await events.record(tx, "node.joined", node_id=node_id, data={"name": _name(message.name)})
         return
     _check_standing(node)
     await fleet.change_node(
@@ -203,7 +204,7 @@ async def _admit(
         last_heard_at=tx.now,
     )
     if node.liveness != Liveness.ONLINE:
-        await outbox.append(tx, "node.online", node_id=node_id)
+        await events.record(tx, "node.online", node_id=node_id)
 
 
 def _check_standing(node: AnyRow) -> None:

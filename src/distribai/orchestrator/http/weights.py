@@ -84,6 +84,7 @@ async def generate(ref: str, body: GenerateBody, grid: GridOf) -> answers.Genera
             f"The sample could not be made: {task.reason or task.state}.",
             f"`distribai job logs {job_id}` may say more.",
         )
+    await commands.withdraw_generation(grid, task_id, "nobody waits for it any more")
     raise Unavailable(
         "task.timeout",
         f"No node has answered within {body.timeout:g} s; the task is {task.state}.",

@@ -9,13 +9,13 @@ from __future__ import annotations
 from distribai.core.plain import canonical_json, fingerprint, to_plain
 from distribai.core.plan import parameter_count, validate_spec
 from distribai.core.spec import JobSpec
-from distribai.core.states import JOB, JobState, RoundState, TaskState, check
+from distribai.core.states import JOB, TASK, JobState, RoundState, TaskState, check, is_terminal
 from distribai.core.text import MAX_REASON, clean
 from distribai.errors import Conflict, InvalidSpec, NotFound
+from distribai.orchestrator import events
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.jobs import preparation
 from distribai.orchestrator.rounds import tasks as task_rows
-from distribai.store import outbox
 from distribai.store.engine import AnyRow, Tx
 from distribai.store.statements import jobs as statements
 from distribai.store.statements import records, work
@@ -64,7 +64,7 @@ async def create_job(grid: Grid, spec: JobSpec, idempotency_key: str | None, by:
                 tx, idempotency_key, fingerprint(spec), job_id
             ):
                 raise _SameKey
-            await outbox.append(tx, "job.submitted", job_id=job_id, data={"by": by})
+            await events.record(tx, "job.submitted", job_id=job_id, data={"by": by})
     except _SameKey:
         # The same request came twice at once; the other one was first, and this one is undone.
         assert idempotency_key is not None
@@ -152,7 +152,7 @@ async def accept_job(grid: Grid, job_id: str, by: str) -> None:
         _check(job, JobState.QUEUED, "accepted")
         await statements.set_state(tx, job_id, JobState.QUEUED, decided_at=tx.now)
         await task_rows.add_evaluation(grid, tx, job, 0)
-        await outbox.append(tx, "job.queued", job_id=job_id, data={"by": by})
+        await events.record(tx, "job.queued", job_id=job_id, data={"by": by})
     grid.wake.set()
 
 
@@ -172,7 +172,7 @@ async def decline_job(grid: Grid, job_id: str, why: str, by: str) -> None:
         await statements.set_state(
             tx, job_id, JobState.DECLINED, reason=why, decided_at=tx.now, ended_at=tx.now
         )
-        await outbox.append(tx, "job.declined", job_id=job_id, data={"by": by, "reason": why})
+        await events.record(tx, "job.declined", job_id=job_id, data={"by": by, "reason": why})
 
 
 async def cancel_job(grid: Grid, job_id: str, why: str, by: str) -> None:
@@ -221,7 +221,7 @@ async def _switch(grid: Grid, job_id: str, new: JobState, verb: str, by: str) ->
             raise _wrong_state(job, verb)
         _check(job, new, verb)
         await statements.set_state(tx, job_id, new)
-        await outbox.append(tx, f"job.{new.value}", job_id=job_id, data={"by": by})
+        await events.record(tx, f"job.{new.value}", job_id=job_id, data={"by": by})
     grid.wake.set()
 
 
@@ -249,7 +249,7 @@ async def end_job(tx: Tx, job: AnyRow, new: JobState, reason: str) -> None:
         # A sample that somebody asked for is worth having whatever became of the job.
         if task.phase != "generate":
             await task_rows.end(tx, task, TaskState.CANCELLED, reason)
-    await outbox.append(tx, f"job.{new.value}", job_id=job.id, data={"reason": reason})
+    await events.record(tx, f"job.{new.value}", job_id=job.id, data={"reason": reason})
 
 
 async def request_generation(
@@ -290,6 +290,16 @@ async def request_generation(
     return task_id
 
 
+async def withdraw_generation(grid: Grid, task_id: str, why: str) -> None:
+    """Cancel a sample that nobody waits for any more; one that has ended stays as it is."""
+    async with grid.db.write() as tx:
+        task = await work.get_task(tx, task_id)
+        assert task is not None, "tasks are never deleted"
+        if not is_terminal(TASK, TaskState(task.state)):
+            await task_rows.end(tx, task, TaskState.CANCELLED, why)
+    grid.wake.set()
+
+
 async def _lock(tx: Tx, job_id: str) -> AnyRow:
     job = await statements.lock(tx, job_id)
     if job is None:
@@ -306,5 +316,16 @@ def _wrong_state(job: AnyRow, verb: str) -> Conflict:
     return Conflict(
         "job.state",
         f"Job {job.name} is {job.state}: it cannot be {verb}.",
-        job.reason and f"It is {job.state} because: {job.reason}",
+        _instead(job, verb),
     )
+
+
+def _instead(job: AnyRow, verb: str) -> str:
+    """What may be done with the job instead, or why nothing may."""
+    if job.state == JobState.SUBMITTED:
+        return f"Accept it first: distribai job accept {job.id}"
+    if is_terminal(JOB, JobState(job.state)):
+        return f"It is {job.state} because: {job.reason}" if job.reason else "It has ended."
+    if verb == "declined":
+        return f"An accepted job is cancelled: distribai job cancel {job.id}"
+    return "It has no nodes yet." if job.state == JobState.QUEUED else ""

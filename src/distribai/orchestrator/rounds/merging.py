@@ -28,10 +28,10 @@ from distribai.merge.choices import outer_coefficients
 from distribai.merge.delta import Delta, open_delta
 from distribai.merge.manifests import AcceptedSubmission, RoundManifest, VersionManifest
 from distribai.merge.outer import MergedFiles, UpdateHeader, merge_files
+from distribai.orchestrator import events
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.rounds import results, tasks
 from distribai.orchestrator.rounds.decisions import view_round
-from distribai.store import outbox
 from distribai.store.engine import AnyRow, Tx
 from distribai.store.statements import fleet, jobs, records, work
 from distribai.store.values import blob_or_none, ranges_from_json
@@ -117,7 +117,7 @@ async def _freeze(
     for task in rows:
         if task.state == TaskState.QUEUED:
             await tasks.end(tx, task, TaskState.CANCELLED, "its round closed before it was leased")
-    await outbox.append(
+    await events.record(
         tx,
         f"round.{new.value}",
         job_id=job.id,
@@ -289,7 +289,7 @@ async def _publish(grid: Grid, row: AnyRow, inputs: _Inputs, merged: MergedFiles
         await jobs.change(tx, job.id, version=new, tokens=job.tokens + tokens)
         await tasks.add_evaluation(grid, tx, job, new)
         data = {"round": row.number, "version": new, "submissions": len(inputs.submissions)}
-        await outbox.append(tx, "round.merged", job_id=job.id, data=data)
+        await events.record(tx, "round.merged", job_id=job.id, data=data)
 
 
 async def _insert_version(

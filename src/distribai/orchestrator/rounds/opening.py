@@ -16,10 +16,10 @@ from distribai.core.plain import to_plain
 from distribai.core.plan import task_memory_mb
 from distribai.core.spec import JobSpec
 from distribai.core.states import JOB, JobState, RoundState, TaskState, check
+from distribai.orchestrator import events
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.records import MemberRecord
 from distribai.orchestrator.rounds import tasks
-from distribai.store import outbox
 from distribai.store.engine import AnyRow, Tx
 from distribai.store.statements import fleet, jobs, work
 
@@ -151,8 +151,8 @@ async def _open(grid: Grid, job_id: str) -> bool:
         if state is JobState.QUEUED:
             check(JOB, state, JobState.RUNNING, f"Job {job_id}")
             await jobs.set_state(tx, job_id, JobState.RUNNING, started_at=tx.now)
-            await outbox.append(tx, "job.running", job_id=job_id)
-        await outbox.append(
+            await events.record(tx, "job.running", job_id=job_id)
+        await events.record(
             tx,
             "round.open",
             job_id=job_id,

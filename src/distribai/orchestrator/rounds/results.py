@@ -14,10 +14,11 @@ from distribai.core.plain import fingerprint, to_plain
 from distribai.core.states import JobState, RoundState, TaskState
 from distribai.core.tasks import Outcome
 from distribai.core.text import MAX_REASON, clean
+from distribai.orchestrator import events
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.jobs.commands import end_job
 from distribai.orchestrator.rounds import tasks
-from distribai.store import leases, outbox
+from distribai.store import leases
 from distribai.store.engine import AnyRow, Tx
 from distribai.store.statements import jobs, work
 from distribai.wire.signing import verify_outcome
@@ -107,7 +108,7 @@ async def _take(tx: Tx, task: AnyRow, node_id: str, outcome: Outcome, signature:
         progress=None,
     )
     assert moved is not None, "the job's row is locked"
-    await outbox.append(
+    await events.record(
         tx,
         "task.submitted",
         job_id=task.job_id,

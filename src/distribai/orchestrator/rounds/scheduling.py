@@ -16,11 +16,12 @@ from distribai.core.scheduling import FreeDevice, Match, QueuedTask, match
 from distribai.core.spec import JobSpec
 from distribai.core.states import TASK, JobState, RoundState, TaskState, check
 from distribai.core.tasks import Phase
+from distribai.orchestrator import events
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.rounds import tasks
 from distribai.orchestrator.rounds.decisions import RoundView, view_round
 from distribai.orchestrator.rounds.opening import SPEED_ROUNDS, AbleDevice, able_devices
-from distribai.store import leases, outbox
+from distribai.store import leases
 from distribai.store.engine import AnyRow, Tx
 from distribai.store.statements import jobs, work
 
@@ -67,7 +68,7 @@ async def _lease(tx: Tx, found: Match, lease_s: float, deadline_s: float) -> Non
         tx, found.task_id, found.node_id, found.device, lease_s, deadline_s
     )
     if row is not None:
-        await outbox.append(
+        await events.record(
             tx,
             "task.leased",
             job_id=row.job_id,

@@ -17,8 +17,9 @@ from distribai.core.plain import Plain, canonical_json, from_plain
 from distribai.core.ranges import Ranges
 from distribai.core.spec import JobSpec
 from distribai.core.states import TASK, TaskState, check
+from distribai.orchestrator import events
 from distribai.orchestrator.context import Grid
-from distribai.store import leases, outbox
+from distribai.store import leases
 from distribai.store.engine import AnyRow, Tx
 from distribai.store.statements import jobs, work
 from distribai.store.values import ranges_from_json, ranges_to_json
@@ -51,7 +52,7 @@ async def add(
         params=dict(params or {}),
         **{"samples": [], **values},
     )
-    await outbox.append(
+    await events.record(
         tx, "task.queued", job_id=job.id, task_id=task_id, data={"phase": phase, "round": number}
     )
 
@@ -163,7 +164,7 @@ async def end(tx: Tx, task: AnyRow, new: TaskState, reason: str, **values: Any) 
     job = await jobs.get(tx, task.job_id)
     assert job is not None, "tasks.job_id refers to it"
     await give_back(tx, job, ranges_from_json(task.samples))
-    await outbox.append(
+    await events.record(
         tx,
         f"task.{new.value}",
         job_id=task.job_id,
@@ -212,7 +213,7 @@ async def requeue(
     )
     if moved is None:
         return None
-    await outbox.append(
+    await events.record(
         tx,
         "task.requeued",
         job_id=task.job_id,

@@ -20,10 +20,11 @@ from distribai.core.tasks import Outcome
 from distribai.core.text import MAX_REASON, clean
 from distribai.errors import DistribAIError, Integrity, Unavailable
 from distribai.merge.delta import DeltaHeader, open_delta
+from distribai.orchestrator import events
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.rounds import results, tasks
 from distribai.orchestrator.rounds.decisions import view_round
-from distribai.store import leases, outbox
+from distribai.store import leases
 from distribai.store.engine import AnyRow, Tx
 from distribai.store.statements import jobs, records, work
 from distribai.store.values import ranges_from_json, ranges_to_json
@@ -212,7 +213,7 @@ async def _accept(tx: Tx, task: AnyRow, outcome: Outcome) -> None:
         await jobs.set_held_out(
             tx, task.job_id, task.round, float(outcome.metrics["held_out_loss"])
         )
-    await outbox.append(
+    await events.record(
         tx,
         "task.accepted",
         job_id=task.job_id,
