@@ -57,6 +57,10 @@ def run_demo(settings: DemoSettings) -> int:
             said = "\n" + summary(_train(settings, crew, root))
         except KeyboardInterrupt:
             _say("\nStopping ...")
+        except Unavailable:
+            if crew is not None:
+                crew.check()  # whose end it was says more than that nobody answers
+            raise
         finally:
             interrupts.armed = False
             if crew is not None:
@@ -66,7 +70,7 @@ def run_demo(settings: DemoSettings) -> int:
 
 
 def _train(settings: DemoSettings, crew: Crew, root: Path) -> Result:
-    _say(f"Starting an orchestrator and {settings.nodes} nodes (logs in {root}) ...")
+    _say(f"Starting an orchestrator and {settings.nodes} nodes (logs: {_shown(root)}) ...")
     ready = crew.start_orchestrator()
     threads = max(1, (os.cpu_count() or 1) // settings.nodes)
     for number in range(1, settings.nodes + 1):
@@ -92,7 +96,7 @@ def _train(settings: DemoSettings, crew: Crew, root: Path) -> Result:
         _, blob = client.download_weights(job_id, None, out)
         sample = client.generate(job_id, settings.prompt, max_tokens=200, temperature=0.7)
         return Result(
-            job, settings.nodes, seconds, sample.text, settings.prompt, str(out), blob.size
+            job, settings.nodes, seconds, sample.text, settings.prompt, _shown(out), blob.size
         )
 
 
@@ -128,6 +132,11 @@ def _follow(client: Client, crew: Crew, job_id: str) -> JobRecord:
             f"The logs are in {crew.root}.",
         )
     return job
+
+
+def _shown(path: Path) -> str:
+    """A path as short as it can be told from here."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def _say(text: str) -> None:

@@ -68,7 +68,7 @@ def summary(result: Result) -> str:
         facts.append(
             (
                 "weights on the wire",
-                f"{output.size(moved)} a node; data-parallel would move {output.size(parallel)}: "
+                f"{output.size(moved)} a node; data-parallel: {output.size(parallel)}, "
                 f"{parallel / moved:.0f} times as much",
             )
         )
