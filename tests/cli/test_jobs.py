@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -149,7 +150,7 @@ def test_a_job_is_shown_for_people(run: Run, rooms: Orchestrator, made: str) -> 
 
 
 def test_names_of_others_cannot_command_the_terminal(run: Run, rooms: Orchestrator) -> None:
-    rooms.jobs["job_e"] = job_record("job_e", spec("evil\x1b[2J"))
+    rooms.jobs["job_e"] = replace(job_record("job_e", spec()), name="evil\x1b[2J")
     assert "\x1b" not in run("job", "list").out
     assert "\\x1b" in run("job", "list").out
 
