@@ -153,7 +153,8 @@ async def test_what_was_heard_is_kept_while_the_database_is_away(
         with pytest.raises(Unavailable):
             await flush(world.grid)
     await flush(world.grid)
-    assert [entry.message for entry in await queries.list_logs(world.grid, job_id)] == ["hello"]
+    told = [entry.message for entry in await queries.list_logs(world.grid, job_id)]
+    assert told.count("hello") == 1
     assert (await queries.show_job(world.grid, job_id)).bytes.weights_up == 50
     (node,) = await list_nodes(world.grid)
     assert node.bytes_up == 70
