@@ -92,10 +92,10 @@ data:
   tokenizer: tok.json
   held_out: 0.1
 optimizer: {lr: 1e-3, betas: [0.8, 0.99], eps: 1e-9, weight_decay: 0, clip: 2, muon_lr: 0.01,
-  muon_momentum: 0.9}
+  muon_momentum: 0.85}
 schedule: {kind: wsd, warmup: 5, floor: 0.1, decay: 0.3}
-outer: {eta: 0.7, mu: 0.9, ramp: 4}
-rounds: {min_inner_steps: 0.5, quorum: 0.75, grace_min: 1, grace_max: 60, moments: keep}
+outer: {eta: 0.7, mu: 0.9, ramp: 4, ending: 3}
+rounds: {min_inner_steps: 0.5, quorum: 0.75, grace_min: 1, grace_max: 60, moments: fresh}
 resources: {memory_mb: 900, device: cpu, precision: bf16, compile: true}
 """
 
@@ -168,9 +168,9 @@ def test_very_many_problems_are_counted() -> None:
         ("inner_step: 5", "inner_step", "Did you mean inner_steps?"),
         ("rounds: {qorum: 1}", "rounds.qorum", "Did you mean rounds.quorum?"),
         ("model: {profil: tiny}", "model.profil", "Did you mean model.profile?"),
-        ("zzz: 1", "zzz", "See the reference"),
-        ("rounds: 3\nH: 4", "rounds", "See the reference"),
-        ("optimizer:", "optimizer", "See the reference"),
+        ("zzz: 1", "zzz", "docs/reference/recipe.md"),
+        ("rounds: 3\nH: 4", "rounds", "docs/reference/recipe.md"),
+        ("optimizer:", "optimizer", "docs/reference/recipe.md"),
     ],
 )
 def test_a_wrong_field_is_named_with_what_may_have_been_meant(
