@@ -1,7 +1,7 @@
 """Make the generated pages of ``docs/reference`` again; ``--check`` only says whether they differ.
 
 The pages come from what the program itself uses: the command tree, the settings' dataclasses, the
-table of error codes, the application's OpenAPI description.
+recipe's models, the table of error codes, the application's OpenAPI description.
 """
 
 from __future__ import annotations
@@ -66,6 +66,28 @@ def _setting_row(spot: Any, bounds: tuple[float, float] | None) -> str:
     return f"| `{key}` | `{spot.variable}` | {shown} | {between} | {spot.help} |\n"
 
 
+def recipe_page() -> str:
+    """Every field of a recipe with its type, default and meaning."""
+    from distribai.api import recipe, recipe_fields
+
+    sizes = ", ".join(f"`{p}`" for p in recipe_fields.profiles(recipe.DEFAULT_FAMILY))
+    text = f"""{NOTE}# Recipe
+
+A recipe is YAML or JSON; [how to write one](../how-to/recipes.md). `optimizer.lr` is the field `lr`
+in the section `optimizer`. `H` or `inner_steps` at the top are short for `rounds.inner_steps`.
+Unknown fields are refused, and so are fields that nothing would read. With `model.init`,
+`outer.ramp` is 0 unless it is given. The profiles of `{recipe.DEFAULT_FAMILY}` are
+{sizes}.
+
+| field | type | default | what it is |
+|---|---|---|---|
+"""
+    for field in recipe_fields.fields():
+        shown = f"`{field.default}`" if field.default else "required" if field.required else "none"
+        text += f"| `{field.name}` | {field.kind} | {shown} | {field.meaning} |\n"
+    return text
+
+
 def errors_page() -> str:
     """Every stable code, and what each kind of error means for HTTP and for scripts."""
     from distribai import errors
@@ -107,6 +129,7 @@ def openapi_page() -> str:
 PAGES: dict[str, Callable[[], str]] = {
     "cli.md": cli_page,
     "config.md": config_page,
+    "recipe.md": recipe_page,
     "errors.md": errors_page,
     "openapi.json": openapi_page,
 }

@@ -51,7 +51,7 @@ def as_invalid_spec(
     count = "a problem" if len(lines) == 1 else f"{len(lines)} problems"
     if len(lines) > _SHOWN:
         lines[_SHOWN:] = [f"and {len(lines) - _SHOWN} more"]
-    hint = " ".join(h for h in hints if h) or "See the reference of recipes for all fields."
+    hint = " ".join(h for h in hints if h) or "docs/reference/recipe.md lists all fields."
     return InvalidSpec(
         "spec.invalid", f"{where} has {count}: {'; '.join(lines)}.", hint, field=first
     )

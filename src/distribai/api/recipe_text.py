@@ -128,5 +128,5 @@ def _refuse(where: str, why: str) -> InvalidSpec:
     return InvalidSpec(
         "spec.invalid",
         f"{where} cannot be read as a recipe: {why}.",
-        "A recipe is YAML or JSON; `distribai submit --help` shows one.",
+        "A recipe is YAML or JSON; `distribai submit --help` shows a short one.",
     )
