@@ -6,10 +6,14 @@ import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
-from distribai.cli import job_watch, submit, watching
+from distribai.api.answers import JobId
+from distribai.cli import job, job_watch, submit, watching
+from distribai.client import Client
 from distribai.core.plain import to_plain
 from distribai.orchestrator.context import Grid
 from tests.cli.conftest import Run
@@ -60,17 +64,17 @@ async def test_files_are_uploaded_by_hash(
     run: Run, rooms: Orchestrator, grid: Grid, tmp_path: Path
 ) -> None:
     for name in ("one.txt", "two.txt"):
-        (tmp_path / name).write_text(f"the text of {name}")
+        (tmp_path / name).write_text(f"the text of {name}\n" * 10)
     run("job", "create", "x", "10", "--data", "one.txt", "two.txt")
     (job,) = rooms.jobs.values()
     assert job.spec.data.source == "blobs"
-    assert [await grid.blobs.size(f.sha256) for f in job.spec.data.files] == [19, 19]
+    assert [await grid.blobs.size(f.sha256) for f in job.spec.data.files] == [200, 200]
 
 
 def test_json_lines_are_recognized_by_their_name(
     run: Run, rooms: Orchestrator, tmp_path: Path
 ) -> None:
-    (tmp_path / "a.jsonl").write_text('{"text": "x"}')
+    (tmp_path / "a.jsonl").write_text('{"text": "x"}\n' * 20)
     run("job", "create", "x", "10", "--data", "a.jsonl")
     (job,) = rooms.jobs.values()
     assert job.spec.data.format == "jsonl"
@@ -83,6 +87,7 @@ def test_json_lines_are_recognized_by_their_name(
         ("job create x 10 --profile huge", "spec.model"),
         ("job create x 10 --data missing.txt", "data.missing"),
         ("job create x 10 --data empty.txt", "data.empty"),
+        ("job create x 10 --data short.txt", "data.too_short"),
         ("job create x 10 --workers-min 4 --workers-max 2", "spec.workers"),
         ("submit --recipe missing.yaml", "io.file"),
         ("submit --recipe wrong.yaml", "spec.invalid"),
@@ -93,12 +98,44 @@ def test_what_cannot_run_is_refused_before_anything_is_sent(
     run: Run, rooms: Orchestrator, tmp_path: Path, words: str, code: str
 ) -> None:
     (tmp_path / "empty.txt").touch()
+    (tmp_path / "short.txt").write_text("x" * 127)
     (tmp_path / "wrong.yaml").write_text("name: x\nstepz: 5\n")
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     done = run(*words.split())
     assert (done.status, done.out) == (2, "")
     assert f"code: {code}" in done.err
+    assert "try: " in done.err
     assert not rooms.jobs
+
+
+def test_the_shortest_text_that_can_be_split_is_sent(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("x" * 128)
+    assert run("job", "create", "x", "10", "--data", "a.txt").status == 0
+
+
+def test_a_job_of_a_taken_name_is_told_of_the_other(run: Run, made: str) -> None:
+    again = run("job", "create", "my-model", "10", "--json")
+    assert f"Job {made} is called my-model too and is submitted" in again.err
+    assert "called" not in run("job", "create", "another", "10").err
+
+
+@pytest.mark.parametrize(
+    ("what", "before", "after", "told"),
+    [
+        ("accepted", "submitted", "queued", "x accepted; it is queued now."),
+        ("accepted", "running", "running", "x was accepted already; it is running now."),
+        ("resumed", "paused", "running", "x resumed; it is running now."),
+        ("resumed", "running", "running", "x was resumed already; it is running now."),
+        ("cancelled", "running", "cancelled", "x is cancelled now."),
+        ("cancelled", "cancelled", "cancelled", "x was cancelled already."),
+    ],
+)
+def test_what_was_so_before_is_said_to_be_so(
+    capsys: pytest.CaptureFixture[str], what: str, before: str, after: str, told: str
+) -> None:
+    client = cast(Client, SimpleNamespace(job=lambda ref: JobId(id="x", state=before)))
+    job._change(client, "name", lambda ref: JobId(id=ref, state=after), what, as_json=False)
+    assert capsys.readouterr().out == told + "\n"
 
 
 def test_the_operator_decides(run: Run, made: str) -> None:
@@ -222,6 +259,18 @@ class TestWatch:
         assert "The job goes on" in done.err
         assert self.rooms.jobs[made].state == "running"
 
+    def test_ctrl_c_before_a_job_is_accepted_says_that_it_waits(
+        self, run: Run, made: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def interrupt(seconds: float) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(job_watch, "follow", partial(job_watch.follow, sleep=interrupt))
+        done = run("job", "watch", made)
+        assert done.status == 130
+        assert f"The job waits to be accepted: distribai job accept {made}" in done.err
+        assert "goes on" not in done.err
+
     def test_programs_get_a_document_a_line(self, run: Run, made: str) -> None:
         done = run("job", "watch", made, "--json")
         states = [json.loads(line)["state"] for line in done.out.splitlines()]
@@ -296,7 +345,7 @@ class TestSubmit:
     @pytest.fixture(autouse=True)
     def recipe(self, tmp_path: Path) -> None:
         (tmp_path / "sub").mkdir()
-        (tmp_path / "sub" / "text.txt").write_text("some text")
+        (tmp_path / "sub" / "text.txt").write_text("some text" * 20)
         (tmp_path / "sub" / "job.yaml").write_text(
             "name: from-recipe\nsteps: 100\nH: 10\ndata: {files: [text.txt]}\n"
         )
@@ -356,6 +405,9 @@ class TestSubmit:
         done = run("submit", "--recipe", "sub/job.yaml", "--no-follow")
         assert done.status == status
         assert "Submit this job?" in done.err
+        assert "inner_steps: 10" in done.err
+        assert "weight_decay" not in done.err, "only what is not as by default"
+        assert ("--accept" in done.err) is (status == 0)
         assert bool(rooms.jobs) is (status == 0)
 
     def test_the_same_key_makes_one_job(self, run: Run, rooms: Orchestrator) -> None:

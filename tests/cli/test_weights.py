@@ -14,6 +14,7 @@ import pytest
 from distribai.cli import job_live, job_views, output
 from distribai.cli.connection import Credentials, read_credentials, resolve, write_credentials
 from distribai.cli.node import in_first_free
+from distribai.cli.nodes import device_words
 from distribai.cli.orchestrator import reachable, save_credentials
 from distribai.config import Home, NodeSettings, load
 from distribai.errors import Conflict
@@ -165,6 +166,15 @@ def test_a_node_without_a_link_is_told_where_to_get_one(home: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert "code: node.join" in done.stderr
+
+
+def test_devices_are_told_for_people() -> None:
+    from distribai.api.answers import DeviceRecord
+
+    cpu = DeviceRecord(index=0, type="cpu", name="x86_64", memory_mb=1, threads=1)
+    gpu = DeviceRecord(index=0, type="cuda", name="H200", memory_mb=1, threads=1)
+    assert device_words(cpu) == "cpu, 1 thread"
+    assert device_words(gpu) == "cuda, H200"
 
 
 def test_the_live_display_says_what_the_lines_say() -> None:

@@ -243,6 +243,32 @@ def effective_text(spec: JobSpec) -> str:
     return text
 
 
+def chosen_text(spec: JobSpec) -> str:
+    """What of a spec is not as by default, with its name, steps and model, as YAML to be read."""
+    import yaml  # takes a while to import
+
+    model = spec.model
+    knobs = _profile_knobs(model.family, model.profile) if model.profile else {}
+    usual = dataclasses.replace(_JOB, model=ModelSpec(DEFAULT_FAMILY, knobs))
+    plain, default = to_plain(spec), to_plain(usual)
+    chosen = {"name": spec.name, "steps": spec.steps} | _differing(plain, default)
+    text: str = yaml.safe_dump(chosen, sort_keys=False, allow_unicode=True)
+    return text
+
+
+def _differing(values: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+    found = {}
+    for key, value in values.items():
+        other = usual.get(key)
+        if isinstance(value, dict) and isinstance(other, dict):
+            value = _differing(value, other)
+            if not value:
+                continue
+        if value != other:
+            found[key] = value
+    return found
+
+
 def _with_inner_steps(values: dict[str, Any], where: str) -> tuple[dict[str, Any], dict[str, str]]:
     """``H`` and ``inner_steps`` are short for ``rounds.inner_steps``; only one may stand there.
 

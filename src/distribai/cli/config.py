@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from cyclopts import App
 
 from distribai.cli import output
@@ -21,7 +23,7 @@ def show(*, as_json: output.Json = False) -> None:
     settings = resolve()
     rows = []
     for item in settings:
-        shown = output.plain(item.value)
+        shown = "" if _unset(item.value) else output.plain(item.value)
         if item.name.endswith("token") and shown:
             shown = "(hidden)"
         rows.append({"name": item.name, "value": shown, "source": item.source})
@@ -35,3 +37,8 @@ def show(*, as_json: output.Json = False) -> None:
 
 def _words(value: object) -> str:
     return {True: "true", False: "false"}[value] if isinstance(value, bool) else str(value)
+
+
+def _unset(value: object) -> bool:
+    """Whether a path is the empty one: it would print as ``.``, and that is a place."""
+    return isinstance(value, Path) and value == Path()

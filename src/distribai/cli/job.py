@@ -80,9 +80,12 @@ def create(
     prepared = prepare.from_values(values, "the command line")
     with connect(reach) as client:
         prepared.upload(client)
+        other = prepare.namesake(client, name)
         made = client.create_job(prepared.spec, idempotency_key)
         if accept:
             made = client.accept(made.id)
+    if other and made.id not in other:
+        output.note(other)
     _created(made, accept, as_json)
 
 
@@ -93,7 +96,7 @@ def accept_job(ref: Ref, /, *, as_json: output.Json = False, reach: Reach | None
     It runs as soon as there are nodes for it.
     """
     with connect(reach) as client:
-        _changed(client.accept(ref), "accepted", as_json)
+        _change(client, ref, client.accept, "accepted", as_json)
         if not as_json:
             output.note(f"Follow it: distribai job watch {ref}")
 
@@ -109,7 +112,7 @@ def decline(
 ) -> None:
     """Decline a submitted job."""
     with connect(reach) as client:
-        _changed(client.decline(ref, why), "declined", as_json)
+        _change(client, ref, lambda r: client.decline(r, why), "declined", as_json)
 
 
 @app.command
@@ -126,7 +129,7 @@ def cancel(
     The versions made so far stay.
     """
     with connect(reach) as client:
-        _changed(client.cancel(ref, why), "cancelled", as_json)
+        _change(client, ref, lambda r: client.cancel(r, why), "cancelled", as_json)
 
 
 @app.command
@@ -136,14 +139,14 @@ def pause(ref: Ref, /, *, as_json: output.Json = False, reach: Reach | None = No
     No new work is given out until it is resumed.
     """
     with connect(reach) as client:
-        _changed(client.pause(ref), "paused", as_json)
+        _change(client, ref, client.pause, "paused", as_json)
 
 
 @app.command
 def resume(ref: Ref, /, *, as_json: output.Json = False, reach: Reach | None = None) -> None:
     """Let a paused job go on."""
     with connect(reach) as client:
-        _changed(client.resume(ref), "resumed", as_json)
+        _change(client, ref, client.resume, "resumed", as_json)
 
 
 @app.command(name="list")
@@ -312,8 +315,24 @@ def _created(made: JobId, accepted: bool, as_json: bool) -> None:
         output.note(f"It waits for the operator's word: distribai job accept {made.id}")
 
 
-def _changed(job: JobId, what: str, as_json: bool) -> None:
+_LEAVES = {"accepted": ("submitted",), "resumed": ("paused",)}
+"""From where a command changes a job, when it leads to more than the state of its own name."""
+
+
+def _change(
+    client: Client, ref: str, act: Callable[[str], JobId], what: str, as_json: bool
+) -> None:
+    """Change a job and say what it is now, or that it was so before."""
     if as_json:
-        output.document(job)
+        output.document(act(ref))
+        return
+    before = client.job(ref)
+    job = act(before.id)
+    unchanged = before.state not in _LEAVES[what] if what in _LEAVES else before.state == what
+    is_now = "" if job.state == what else f"; it is {job.state} now"
+    if unchanged:
+        output.data(f"{job.id} was {what} already{is_now}.")
+    elif is_now:
+        output.data(f"{job.id} {what}{is_now}.")
     else:
-        output.data(f"{job.id} {what}; it is {job.state} now.")
+        output.data(f"{job.id} is {what} now.")

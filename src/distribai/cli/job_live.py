@@ -62,7 +62,7 @@ def live_facts(job: JobRecord) -> list[tuple[str, str]]:
                 f"{r.submitted} of {r.slots} in",
             )
         )
-        pairs.append(("nodes", f"{job.nodes_working} working"))
+        pairs.append(("nodes", f"{job.nodes_working} at work"))
         pairs.append(("loss", output.loss(r.mean_loss)))
     pairs.append(("held-out", job_views.held_out_words(job) or "-"))
     if r is not None:

@@ -99,7 +99,7 @@ def versions_table(versions: list[VersionRecord]) -> str:
 def job_facts(job: JobRecord) -> list[tuple[str, str]]:
     """Everything about a job, for people."""
     spec = job.spec
-    data = spec.data.source if not spec.data.files else f"{len(spec.data.files)} files"
+    data = spec.data.source if not spec.data.files else output.plural(len(spec.data.files), "file")
     pairs = [
         ("id", job.id),
         ("name", job.name),
@@ -118,7 +118,7 @@ def job_facts(job: JobRecord) -> list[tuple[str, str]]:
         ("workers", f"{spec.workers_min} to {spec.workers_max}"),
         ("priority", spec.priority),
         ("round", f"{job.version} of {job.rounds_total} merged"),
-        ("nodes", f"{job.nodes_working} working"),
+        ("nodes", f"{job.nodes_working} at work"),
         ("tokens", output.count(job.tokens)),
         ("held-out loss", held_out_words(job)),
         ("bytes", bytes_words(job)),
@@ -169,7 +169,7 @@ def progress_line(job: JobRecord) -> str:
             job.state,
             f"round {r.number + 1}/{job.rounds_total}",
             f"step {r.step:.0f}/{r.steps}",
-            f"{job.nodes_working} nodes",
+            nodes_words(job),
         ]
         if r.mean_loss is not None:
             words.append(f"loss {r.mean_loss:.3f}")
@@ -185,6 +185,11 @@ def progress_line(job: JobRecord) -> str:
     if job.waiting_for:
         words.append(f"waiting for {job.waiting_for}")
     return "  ".join(words)
+
+
+def nodes_words(job: JobRecord) -> str:
+    """How many nodes compute for the job at the moment; others of its nodes wait for the round."""
+    return f"{output.plural(job.nodes_working, 'node')} at work"
 
 
 def log_line(log: LogRecord) -> str:

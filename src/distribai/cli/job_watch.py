@@ -49,7 +49,10 @@ def follow(
             job = patience.call(partial(client.job, job.id))
     except KeyboardInterrupt:
         display.close()
-        output.note(f"The job goes on. Follow it again: distribai job watch {job.id}")
+        if job.state == JobState.SUBMITTED:
+            output.note(f"The job waits to be accepted: distribai job accept {job.id}")
+        else:
+            output.note(f"The job goes on. Follow it again: distribai job watch {job.id}")
         return 130
     display.close()
     if not as_json:

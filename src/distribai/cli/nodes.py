@@ -11,7 +11,7 @@ from distribai.cli.connection import Reach, connect
 from distribai.cli.watching import repeat
 
 if TYPE_CHECKING:
-    from distribai.api.answers import NodeRecord
+    from distribai.api.answers import DeviceRecord, NodeRecord
 
 app = App(name="nodes", help="See the grid's machines.")
 
@@ -44,11 +44,18 @@ def render(nodes: list[NodeRecord]) -> str:
                 node.name,
                 node.liveness,
                 node.standing,
-                f"{len(node.tasks)} tasks" if node.tasks else "idle",
-                ", ".join(d.name or d.type for d in node.devices),
+                output.plural(len(node.tasks), "task") if node.tasks else "idle",
+                "; ".join(device_words(d) for d in node.devices),
                 output.size(node.bytes_up),
                 output.size(node.bytes_down),
             )
             for node in nodes
         ],
     )
+
+
+def device_words(device: DeviceRecord) -> str:
+    """``cpu, 2 threads``, as a processor's name is seldom more than ``x86_64``; else the name."""
+    if device.type == "cpu" and device.threads:
+        return f"cpu, {output.plural(device.threads, 'thread')}"
+    return f"{device.type}, {device.name}" if device.name else device.type

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
@@ -95,13 +96,37 @@ def visible(text: str) -> str:
 
 def problem(error: DistribAIError) -> None:
     """An error: what happened, what kind it is, what to try, and its code."""
-    lines = [f"error: {error.message}", f"why: {CODES[error.code]}"]
+    lines = [f"error: {error.message}"]
+    if adds_something(CODES[error.code], error.message):
+        lines.append(f"why: {CODES[error.code]}")
     if error.field:
         lines.append(f"field: {error.field}")
     if error.hint:
         lines.append(f"try: {error.hint}")
     lines.append(f"code: {error.code}")
     note("\n".join(lines))
+
+
+_SMALL_WORDS = frozenset(
+    re.findall(
+        r"\w+",
+        "a an the is are was has be can could cannot no not or and that this of it its in on to "
+        "with does there",
+    )
+)
+
+
+def adds_something(meaning: str, message: str) -> bool:
+    """Whether a code's sentence says more than the message beside it does.
+
+    Words count as the same when their first five letters are: *reached* and *reach*.
+    """
+
+    def stems(text: str) -> set[str]:
+        found = re.findall(r"\w+", text.lower())
+        return {word[:5] for word in found if word not in _SMALL_WORDS}
+
+    return not stems(meaning) <= stems(message)
 
 
 def traceback(error: BaseException) -> None:
@@ -153,6 +178,11 @@ def count(number: float) -> str:
             return f"{number:.0f}{unit}" if not unit or number >= 99.95 else f"{number:.1f}{unit}"
         number /= 1000
     return f"{number:.1f}G"
+
+
+def plural(number: int, thing: str) -> str:
+    """A count of things: ``1 node``, ``2 nodes``."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def duration(seconds: float | None) -> str:

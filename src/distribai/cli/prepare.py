@@ -13,7 +13,7 @@ from distribai.cli import output
 from distribai.client import Client
 from distribai.client.transfer import hash_of
 from distribai.core.spec import BlobRef, JobSpec
-from distribai.errors import InvalidData, UsageError
+from distribai.errors import Ambiguous, InvalidData, NotFound, UsageError
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,9 @@ def from_file(path: str) -> Prepared:
         text = file.read_text(encoding="utf-8")
     except OSError as problem:
         raise UsageError(
-            "io.file", f"The recipe {path} cannot be read: {problem.strerror or problem}."
+            "io.file",
+            f"The recipe {path} cannot be read: {problem.strerror or problem}.",
+            "Give the path of a recipe; `distribai submit --help` shows a short one.",
         ) from problem
     except UnicodeDecodeError as problem:
         raise UsageError(
@@ -107,7 +109,48 @@ def _prepare(recipe: Recipe, base: Path) -> Prepared:
         if refs[named].size == 0:
             raise InvalidData("data.empty", f"{path} is empty.", "Give a file with text in it.")
         files[path] = refs[named]
+    _check_length(recipe, refs)
     return Prepared(recipe.to_spec(refs), files)
+
+
+def _check_length(recipe: Recipe, refs: Mapping[str, BlobRef]) -> None:
+    """Refuse files that are too short whatever stands in them, before anything is sent.
+
+    Without a tokenizer a byte is a token and each document has one more at its end; JSON Lines hold
+    fewer tokens than bytes. The orchestrator counts exactly (``data.shards``).
+
+    Raises:
+        InvalidData: ``data.too_short``.
+    """
+    data = recipe.data
+    if data.tokenizer is not None or not data.files:
+        return
+    size = sum(refs[named].size for named in data.files)
+    least = 2 * recipe.seq_len + 1
+    if size + len(data.files) < least:
+        raise InvalidData(
+            "data.too_short",
+            f"The files hold {output.plural(size, 'byte')}: one training sequence and one held-out "
+            f"sequence of {recipe.seq_len} take {least}.",
+            "Give more data, or a smaller `seq_len`.",
+            field="seq_len",
+        )
+
+
+def namesake(client: Client, name: str) -> str:
+    """What to tell of earlier jobs of the same name before another is made; empty if none is."""
+    try:
+        other = client.job(name)
+    except NotFound:
+        return ""
+    except Ambiguous:
+        return f"Other jobs are called {output.visible(name)} too: use this one's id."
+    if other.name != name:  # a beginning of an id
+        return ""
+    return (
+        f"Job {other.id} is called {output.visible(name)} too and is {other.state}: use the id of "
+        "the one that you mean."
+    )
 
 
 class _UploadLine:

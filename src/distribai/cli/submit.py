@@ -44,8 +44,15 @@ def submit(
 ) -> int:
     """Submit a job from a recipe file.
 
-    Shows the effective spec and the plan, asks, uploads, submits and follows the job. With --json
-    it prints the plan (with --dry-run) or the job, and does not follow.
+    Shows what the recipe chooses and the plan (with --dry-run the whole spec), asks, uploads,
+    submits and follows the job. With --json it prints the plan (with --dry-run) or the job, and
+    does not follow. A recipe, more of which is in docs/how-to/recipes.md:
+
+        name: shakespeare
+        steps: 1000
+        model: {profile: small}
+        data: {files: [corpus.txt]}
+        workers_min: 2
     """
     from distribai.cli import prepare
 
@@ -60,15 +67,21 @@ def submit(
         if not yes:
             _ask()
         prepared.upload(client)
+        other = prepare.namesake(client, prepared.spec.name)
         made = client.create_job(prepared.spec, idempotency_key)
         if accept:
             made = client.accept(made.id)
+        if other and made.id not in other:
+            output.note(other)
         if as_json:
             output.document(made)
             return 0
         output.data(made.id)
         if not accept:
-            output.note(f"It waits for the operator's word: distribai job accept {made.id}")
+            output.note(
+                f"It waits for the operator's word: distribai job accept {made.id} "
+                "(`submit --accept` gives it at once)."
+            )
         if not follow:
             return 0
         from distribai.cli.job_watch import follow as follow_job
@@ -95,7 +108,8 @@ def plan_facts(plan: dict[str, Any]) -> list[tuple[str, str]]:
     if ratio is not None:
         pairs.append(("against data-parallel", f"{ratio:.0f} times fewer bytes"))
     if epochs is not None:
-        pairs.append(("epochs", f"{epochs:.2f}"))
+        told = f"about {epochs:.0f}" if epochs >= 9.5 else f"{epochs:.2f}"
+        pairs.append(("epochs", f"{told} passes over the data" if epochs > 1 else told))
     return pairs
 
 
@@ -109,7 +123,10 @@ def _plan(client: Client, spec: JobSpec) -> dict[str, Any]:
     from distribai.core.plain import to_plain
     from distribai.core.plan import parameter_count, plan
 
-    output.note(f"No orchestrator answers at {client.url}: planned for {spec.workers_min} nodes.")
+    output.note(
+        f"No orchestrator answers at {client.url}: planned for "
+        f"{output.plural(spec.workers_min, 'node')}."
+    )
     found: dict[str, Any] = to_plain(plan(spec, parameter_count(spec), spec.workers_min))
     return found
 
@@ -120,11 +137,15 @@ def _show_plan(spec: JobSpec, plan: dict[str, Any], as_json: bool, on_stdout: bo
 
         output.document({"spec": to_plain(spec), "plan": plan})
         return
-    from distribai.api.recipe import effective_text
+    from distribai.api.recipe import chosen_text, effective_text
 
     say = output.data if on_stdout else output.note
-    say("The effective spec:\n")
-    say("\n".join(f"    {line}" for line in effective_text(spec).splitlines()))
+    if on_stdout:
+        title, text = "The effective spec:", effective_text(spec)
+    else:
+        title, text = "The job, all else as by default (--dry-run shows it):", chosen_text(spec)
+    say(f"{title}\n")
+    say("\n".join(f"    {line}" for line in text.splitlines()))
     say("\nThe plan:\n")
     say("\n".join(f"    {line}" for line in output.facts(plan_facts(plan)).splitlines()) + "\n")
 

@@ -155,7 +155,10 @@ class Transfer:
             os.replace(partial, out)
         except OSError as problem:
             raise UsageError(
-                "io.file", f"{out} cannot be written: {problem.strerror or problem}."
+                "io.file",
+                f"{out} cannot be written: {problem.strerror or problem}.",
+                "Give a path in a directory that exists and that you may write to.",
+                field="out",
             ) from problem
         finally:
             partial.unlink(missing_ok=True)
@@ -235,7 +238,9 @@ def hash_of(path: Path) -> BlobRef:
                 size += len(chunk)
     except OSError as problem:
         raise UsageError(
-            "io.file", f"{path} cannot be read: {problem.strerror or problem}."
+            "io.file",
+            f"{path} cannot be read: {problem.strerror or problem}.",
+            "Look at its path and at who may read it.",
         ) from problem
     return BlobRef(digest.hexdigest(), size)
 
