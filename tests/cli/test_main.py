@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from distribai import __version__
+from distribai.cli import logs, output
 from distribai.errors import CODES
 from tests.cli.conftest import Run
 
@@ -221,3 +222,37 @@ def test_the_installed_command_is_this_one() -> None:
     done = subprocess.run([command, "--version"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.strip() == __version__
+
+
+def test_an_unset_path_is_shown_as_nothing(offline: Run) -> None:
+    rows = {row["name"]: row for row in offline("config", "show", "--json").json}
+    assert rows["node.state_dir"]["value"] == ""
+    assert rows["orchestrator.state_dir"]["value"] != ""
+
+
+def test_why_is_left_out_when_the_message_says_it() -> None:
+    assert not output.adds_something("The model is too large.", "This model is TOO LARGE for us.")
+    assert output.adds_something("Nobody answered in time.", "The node is gone.")
+
+
+def test_counts_have_their_plural() -> None:
+    told = [output.plural(n, "node") for n in (0, 1, 2)]
+    assert told == ["0 nodes", "1 node", "2 nodes"]
+
+
+def test_a_log_on_a_terminal_is_short_sentences() -> None:
+    entry = {
+        "timestamp": "10:00:00",
+        "level": "info",
+        "event": "task ended",
+        "task": "task_0123456789abcdef",
+        "status": "done",
+        "why": "",
+    }
+    assert logs.sentence(None, "", entry) == "10:00:00 task ended: task task_01234567, status done"
+    entry |= {"level": "warning", "why": "several\x1b[2J words " * 10}
+    lines = logs.sentence(None, "", entry).splitlines()
+    assert lines[0].startswith("10:00:00 warning: task ended")
+    assert len(lines) > 1
+    assert all(len(line) < 120 and "\x1b" not in line for line in lines)
+    assert logs.sentence(None, "", {"event": "x", "exception": "Tr\n  ace"}) == "x\nTr\n  ace"
