@@ -10,8 +10,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distribai.api import recipe_text
-from distribai.api.recipe import Recipe, effective_text, parse_recipe, recipe_of
+from distribai.api import recipe_fields, recipe_text
+from distribai.api.recipe import Recipe, chosen_text, effective_text, parse_recipe, recipe_of
 from distribai.core.architectures.decoder_transformer import PROFILES
 from distribai.core.plain import from_plain, to_plain
 from distribai.core.spec import BlobRef, DataSpec, JobSpec, ModelSpec
@@ -317,3 +317,26 @@ def test_the_effective_text_shows_the_whole_spec() -> None:
     text = effective_text(spec)
     assert "déjà" in text
     assert from_plain(JobSpec, yaml.safe_load(text)) == spec
+
+
+def test_the_chosen_text_shows_only_what_is_not_as_by_default() -> None:
+    values = {"name": "x", "steps": 1, "H": 20, "model": {"profile": "small", "vocab_size": 300}}
+    assert yaml.safe_load(chosen_text(recipe_of(values, "r").to_spec({}))) == {
+        "name": "x",
+        "steps": 1,
+        "model": {"profile": "small", "config": {"vocab_size": 300}},
+        "rounds": {"inner_steps": 20},
+    }
+    knobs = to_plain(PROFILES["tiny"])
+    values = {"name": "x", "steps": 5, "model": {"architecture_config": knobs}}
+    assert yaml.safe_load(chosen_text(recipe_of(values, "r").to_spec({})))["model"] == {
+        "config": knobs
+    }
+
+
+def test_every_field_of_a_recipe_has_a_meaning_and_no_other_has_one() -> None:
+    told = {field.name: field for field in recipe_fields.fields()}
+    assert set(told) == set(recipe_fields.MEANINGS)
+    assert told["name"].required
+    assert (told["rounds.quorum"].kind, told["rounds.quorum"].default) == ("number", "0.5")
+    assert (told["model.init"].kind, told["data.files"].kind) == ("text", "list: text")

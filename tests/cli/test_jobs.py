@@ -414,3 +414,12 @@ class TestSubmit:
         words = ("submit", "--recipe", "sub/job.yaml", "--yes", "--json", "--idempotency-key", "k")
         assert run(*words).json == run(*words).json
         assert len(rooms.jobs) == 1
+
+
+def test_passes_over_the_data_are_told_for_people() -> None:
+    plan = dict.fromkeys(
+        ("nodes", "rounds", "tasks", "evaluations", "parameters", "memory_bytes"), 1
+    ) | dict.fromkeys(("bytes_up", "bytes_down", "bytes_total", "tokens"), 1)
+    told = [dict(submit.plan_facts({**plan, "epochs": e})).get("epochs") for e in (57.8, 2.5, 0.25)]
+    assert told == ["about 58 passes over the data", "2.50 passes over the data", "0.25"]
+    assert "epochs" not in dict(submit.plan_facts(plan))

@@ -188,6 +188,14 @@ def test_the_live_display_says_what_the_lines_say() -> None:
     text = console.export_text()
     for words in ("running", "3 of 20, step 25 of 50, 1 of 3 in", "3.2500", "12.3k tokens/s"):
         assert words in text
+    assert record.round is not None
+    merged = record.model_copy(
+        update={"round": record.round.model_copy(update={"state": "merged"})}
+    )
+    assert ("ETA", "3m20s") in job_live.live_facts(merged)
+    assert "ETA 3m20s" in job_views.progress_line(merged), "known between two rounds too"
+    one = record.model_copy(update={"nodes_working": 1})
+    assert "  1 node at work  " in job_views.progress_line(one)
     waiting = record.model_copy(update={"round": None, "waiting_for": "2 more nodes"})
     assert ("waiting for", "2 more nodes") in job_live.live_facts(waiting)
     assert "waiting for 2 more nodes" in job_views.progress_line(waiting)

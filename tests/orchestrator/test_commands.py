@@ -277,6 +277,11 @@ async def test_the_log_tells_a_jobs_story_in_sentences(world: World) -> None:
 
 async def test_health_tells_what_is_wrong(world: World) -> None:
     assert (await summary(world.grid)).ok
+    node = await world.node("a")
+    assert (await summary(world.grid)).ok
+    await node.heartbeat(intent="drain")
+    await node.leave()
+    assert (await summary(world.grid)).problems == ("No node is online.",)
     await world.job()
     assert (await summary(world.grid)).problems == ("There is work, but no node is online.",)
     await world.node("a")

@@ -68,6 +68,7 @@ def live_facts(job: JobRecord) -> list[tuple[str, str]]:
     if r is not None:
         pairs.append(("speed", f"{output.count(r.tokens_per_s)} tokens/s"))
     pairs.append(("bytes", job_views.bytes_words(job)))
-    if r is not None:
-        pairs.append(("ETA", output.duration(r.eta_s or None)))
+    eta = job_views.eta_s(job)
+    if r is not None or eta is not None:
+        pairs.append(("ETA", output.duration(eta)))
     return pairs

@@ -159,6 +159,11 @@ def active_round(job: JobRecord) -> RoundProgress | None:
     return job.round if working else None
 
 
+def eta_s(job: JobRecord) -> float | None:
+    """Seconds to the end, also between two rounds; None when nobody can tell, or it is over."""
+    return None if job.round is None else job.round.eta_s or None
+
+
 def progress_line(job: JobRecord) -> str:
     """Where a job stands, on one line."""
     r = active_round(job)
@@ -178,8 +183,8 @@ def progress_line(job: JobRecord) -> str:
     if r is not None and r.tokens_per_s:
         words.append(f"{output.count(r.tokens_per_s)} tokens/s")
     words.append(bytes_words(job))
-    if r is not None and r.eta_s:
-        words.append(f"ETA {output.duration(r.eta_s)}")
+    if eta := eta_s(job):
+        words.append(f"ETA {output.duration(eta)}")
     if job.reason:
         words.append(job.reason)
     if job.waiting_for:

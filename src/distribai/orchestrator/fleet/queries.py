@@ -70,7 +70,9 @@ async def summary(grid: Grid) -> GridSummary:
     )
 
 
-async def _problems(grid: Grid, by_state: dict[str, int], nodes: int, online: int) -> tuple[str, ...]:
+async def _problems(
+    grid: Grid, by_state: dict[str, int], nodes: int, online: int
+) -> tuple[str, ...]:
     found = []
     if not online and (by_state.get("queued", 0) or by_state.get("running", 0)):
         found.append("There is work, but no node is online.")
