@@ -270,8 +270,8 @@ async def test_the_log_tells_a_jobs_story_in_sentences(world: World) -> None:
     assert told[0] == "The job was submitted by the tester."
     assert told[1] == "The job was accepted by the tester."
     assert told[2] == "The job is running."
-    assert told[3].startswith("Round 1 is open: 1 workers")
-    assert "Round 1 is merged into version 1 from 1 submissions." in told
+    assert told[3] == "Round 1 is open: 1 worker does 2 inner steps."
+    assert "Round 1 is merged into version 1 from 1 submission." in told
     assert told[-1] == "The job is cancelled: enough."
 
 

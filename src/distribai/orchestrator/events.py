@@ -52,9 +52,10 @@ def sentence(kind: str, data: Mapping[str, Plain]) -> str:
     if kind == "round.open":
         return f"Round {data['round'] + 1} is open{reason}."
     if kind == "round.merged":
+        count = data["submissions"]
         return (
             f"Round {data['round'] + 1} is merged into version {data['version']} "
-            f"from {data['submissions']} submissions."
+            f"from {count} submission{'' if count == 1 else 's'}."
         )
     if kind == "round.abandoned":
         return f"Round {data['round'] + 1} is abandoned{reason}."

@@ -46,7 +46,7 @@ class Child:
     def serve(self) -> None:
         """Announce the child and do tasks until the daemon is gone."""
         try:
-            self._channel.send(Ready(torch.__version__, devices.available()))
+            self._channel.send(Ready(torch.__version__, devices.available(), *devices.described()))
             while True:
                 self._channel.send(self.do(self._channel.next_run()))
         except ChannelClosed:

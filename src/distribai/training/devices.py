@@ -22,6 +22,14 @@ def available() -> tuple[DeviceType, ...]:
     return (*found, "cpu")
 
 
+def described() -> tuple[dict[str, str], dict[str, int]]:
+    """Names and memory (MiB) of accelerators by device type, where torch can tell."""
+    if not torch.cuda.is_available():
+        return {}, {}
+    facts = torch.cuda.get_device_properties(0)
+    return {"cuda": facts.name}, {"cuda": facts.total_memory // 2**20}
+
+
 def choose(wanted: str) -> str:
     """The torch device for ``wanted``: ``any`` (the best here), a type, or ``cuda:1`` and such.
 

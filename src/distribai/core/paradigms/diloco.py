@@ -84,7 +84,8 @@ def slots(
             )
         )
     slower = sum(count < full for count in steps)
-    reason = f"{len(shares)} workers do {full} inner steps each"
+    who = "1 worker does" if len(shares) == 1 else f"{len(shares)} workers do"
+    reason = f"{who} {full} inner steps" + (" each" if len(shares) > 1 else "")
     if slower:
         reason += f", {slower} slower ones fewer (at least {min(steps)})"
     return shares, pool, reason
