@@ -67,6 +67,11 @@ class GridProcesses:
         self.ready: dict[str, Any] = {}
         self._seen: set[int] = set()
 
+    @property
+    def state(self) -> Path:
+        """The orchestrator's state directory."""
+        return self.root / "home" / "state" / "orchestrator"
+
     def start_orchestrator(self, *arguments: str) -> None:
         """Start it on free ports (the same ones after the first time) and wait until it serves."""
         ports = ["--grpc-port", "0", "--http-port", "0"]
