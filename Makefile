@@ -53,7 +53,8 @@ test: $(VENV)/.dev
 	$(BIN)/pytest -n 2 --dist worksteal -q
 
 bench: $(VENV)/.dev
-	@for name in $$($(BIN)/python -m bench --list); do $(BIN)/python -m bench $$name --quick || exit 1; done
+	@names=$$($(BIN)/python -m bench --list) && test -n "$$names" && \
+		for name in $$names; do $(BIN)/python -m bench $$name --quick || exit 1; done
 
 proto: $(VENV)/.dev
 	cd src/distribai/wire && ../../../$(BIN)/python -m grpc_tools.protoc -I. \

@@ -27,7 +27,8 @@ def benchmarks() -> dict[str, ModuleType]:
 def main(arguments: list[str]) -> int:
     """Run one benchmark; exit status 0 when it ran."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=bench.__doc__)
-    commands = parser.add_subparsers(dest="name", required=True, metavar="NAME")
+    parser.add_argument("--list", action="store_true", help="only print the benchmarks' names")
+    commands = parser.add_subparsers(dest="name", metavar="NAME")
     modules = benchmarks()
     for name, module in modules.items():
         sub = commands.add_parser(name, help=module.HELP, description=module.HELP)
@@ -35,6 +36,11 @@ def main(arguments: list[str]) -> int:
         sub.add_argument("--json", action="store_true", help="the JSON line alone on stdout")
         module.add_arguments(sub)
     args = parser.parse_args(arguments)
+    if args.list:
+        print("\n".join(modules))
+        return 0
+    if not args.name:
+        parser.error(f"name a benchmark: {', '.join(modules)}")
     common.use_stdout(not args.json)
     facts = {"bench": args.name, "commit": common.commit(), "machine": common.machine_facts()}
     result = modules[args.name].run(args)
