@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from sqlalchemy import update
 
@@ -14,6 +16,7 @@ from distribai.orchestrator.jobs import queries
 from distribai.store import leases
 from distribai.store.statements import work
 from distribai.store.tables import nodes
+from distribai.wire import convert, signing
 from distribai.wire.v1 import distribai_pb2 as pb
 from tests.orchestrator.harness import FakeNode, World, breathe
 
@@ -103,12 +106,38 @@ async def test_a_broken_stream_loses_nothing_in_either_direction(world: World) -
     await a.vanish()
     # The result is numbered while nobody listens, and sent again after the reconnect.
     outcome = await a.outcome(task)
-    from distribai.wire import convert, signing
-
     message = pb.NodeMessage(
         task_result=convert.outcome_to_wire(outcome, signing.sign_outcome(a.key, outcome))
     )
     a.channel.number(message)
+    await a.connect()
+    await a.taken_in()
+    await world.settle()
+    assert [ack.counted for ack in a.acks] == [True]
+
+
+async def test_a_result_is_not_lost_when_the_stream_breaks_while_it_is_dealt_with(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = await world.node("a")
+    await world.job()
+    await world.settle()
+    outcome = await a.outcome(a.only_task())
+    began = asyncio.Event()
+
+    async def stuck(*_: object) -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    with monkeypatch.context() as patch:
+        patch.setattr("distribai.orchestrator.grpc.take_result", stuck)
+        message = pb.NodeMessage(
+            task_result=convert.outcome_to_wire(outcome, signing.sign_outcome(a.key, outcome))
+        )
+        message.seq = a.channel.number(message)
+        a.queue.put_nowait(message)
+        await asyncio.wait_for(began.wait(), 20)
+        await a.vanish()
     await a.connect()
     await a.taken_in()
     await world.settle()

@@ -135,10 +135,12 @@ async def _read(grid: Grid, session: LiveSession, stream: Stream, incoming: Inco
         async for message in incoming:
             if stream.closed:
                 return
-            if session.channel.on_receive(message.seq, message.ack) == "duplicate":
+            if session.channel.judge(message.seq, message.ack) == "duplicate":
                 continue
             session.heard = True
             await _take(grid, session, message)
+            # Not before: a stream that breaks in between would take the message with it.
+            session.channel.dealt_with(message.seq)
     except DistribAIError as problem:
         log.warning("node.stream", node=session.node_id, code=problem.code, message=str(problem))
         stream.close(end_of(problem, retry=problem.code not in FINAL_CODES))

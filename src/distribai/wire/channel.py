@@ -91,7 +91,26 @@ class Channel(Generic[M]):
         return self._sent
 
     def on_receive(self, seq: int, ack: int) -> Verdict:
-        """Take note of a received envelope and say whether its body is new.
+        """:meth:`judge`, and :meth:`dealt_with` for who deals with a body before anything else
+        can happen.
+
+        Raises:
+            ProtocolMismatch: as :meth:`judge`.
+        """
+        verdict = self.judge(seq, ack)
+        self.dealt_with(seq)
+        return verdict
+
+    def dealt_with(self, seq: int) -> None:
+        """Count a judged envelope as received: the other side will not send it again.
+
+        Who needs time to deal with a body calls this afterwards. When the connection breaks before,
+        the message comes again, so dealing with it twice must do no harm.
+        """
+        self._received = max(self._received, seq)
+
+    def judge(self, seq: int, ack: int) -> Verdict:
+        """Take note of a received envelope's acknowledgement and say whether its body is new.
 
         Raises:
             ProtocolMismatch: ``protocol.sequence``: a message before this one is missing, or
@@ -111,10 +130,7 @@ class Channel(Generic[M]):
         self._forget(ack)
         if seq == 0:
             return "deliver"
-        if seq <= self._received:
-            return "duplicate"
-        self._received = seq
-        return "deliver"
+        return "duplicate" if seq <= self._received else "deliver"
 
     def unacked(self, after: int = 0) -> tuple[tuple[int, M], ...]:
         """Number and body of everything beyond number ``after`` that waits, in order."""
