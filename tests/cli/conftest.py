@@ -36,7 +36,8 @@ Run = Callable[..., Done]
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("DISTRIBAI_URL", "DISTRIBAI_TOKEN", "DISTRIBAI_DEBUG"):
-        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(name, "")  # so that what the command line sets is taken back
+        monkeypatch.delenv(name)
     monkeypatch.setenv("DISTRIBAI_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     return tmp_path / "home"

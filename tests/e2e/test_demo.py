@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
-from tests.e2e.harness import CAP_S, CLI, descendants, wait_for
+from tests.e2e.harness import CAP_S, CLI, clean_environment, descendants, wait_for
 
 pytestmark = pytest.mark.e2e
 
@@ -22,7 +21,7 @@ def start(directory: Path, *arguments: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=dict(os.environ),
+        env=clean_environment(),
     )
 
 
