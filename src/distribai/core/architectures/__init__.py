@@ -11,12 +11,11 @@ in ``distribai.training.models``.
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from functools import cache
 from types import ModuleType
 
 from distribai.core.plain import Plain, from_plain
+from distribai.core.scan import modules
 from distribai.core.tensors import ParameterManifest
 from distribai.errors import InvalidSpec
 
@@ -24,11 +23,7 @@ from distribai.errors import InvalidSpec
 @cache
 def families() -> dict[str, ModuleType]:
     """Every model family by name."""
-    found: dict[str, ModuleType] = {}
-    for info in sorted(pkgutil.iter_modules(__path__), key=lambda i: i.name):
-        module = importlib.import_module(f"{__name__}.{info.name}")
-        found[module.NAME] = module
-    return found
+    return {module.NAME: module for module in modules(__name__)}
 
 
 def family(name: str) -> ModuleType:

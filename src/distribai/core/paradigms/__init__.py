@@ -6,14 +6,13 @@ pure: what they decide follows from their arguments, and they say why.
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal, Protocol, cast
 
 from distribai.core.ranges import Ranges, SamplePool
+from distribai.core.scan import modules
 from distribai.core.spec import JobSpec, RoundSpec
 from distribai.errors import InvalidSpec
 
@@ -96,11 +95,7 @@ class Paradigm(Protocol):
 @cache
 def paradigms() -> dict[str, Paradigm]:
     """Every paradigm by name."""
-    found: dict[str, Paradigm] = {}
-    for info in sorted(pkgutil.iter_modules(__path__), key=lambda i: i.name):
-        module = importlib.import_module(f"{__name__}.{info.name}")
-        found[module.NAME] = cast(Paradigm, module)
-    return found
+    return {module.NAME: cast(Paradigm, module) for module in modules(__name__)}
 
 
 def paradigm(name: str) -> Paradigm:

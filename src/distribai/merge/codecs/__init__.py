@@ -10,8 +10,6 @@ sent, and keeps the difference. Integer buffers pass no codec.
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -20,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from distribai.core.scan import modules
 from distribai.core.tensors import TensorSpec
 from distribai.errors import InvalidSpec
 
@@ -71,11 +70,7 @@ class Codec(Protocol):
 @cache
 def codecs() -> Mapping[str, Codec]:
     """Every codec by name."""
-    found: dict[str, Codec] = {}
-    for info in sorted(pkgutil.iter_modules(__path__), key=lambda i: i.name):
-        codec: Codec = importlib.import_module(f"{__name__}.{info.name}").CODEC
-        found[codec.name] = codec
-    return found
+    return {module.CODEC.name: module.CODEC for module in modules(__name__)}
 
 
 def codec(name: str) -> Codec:

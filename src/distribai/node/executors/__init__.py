@@ -6,14 +6,13 @@ names it in ``TaskAssign.executor``.
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from distribai.core.child import Gate, LogLine, Ready
+from distribai.core.scan import modules
 from distribai.core.tasks import Assignment, Outcome, Progress
 from distribai.node.blobs import BlobClient, Fetcher
 from distribai.node.cache import BlobCache
@@ -97,8 +96,4 @@ def failed(assignment: Assignment, code: str, reason: str) -> Outcome:
 
 def find() -> dict[str, Callable[[Services], Executor]]:
     """Every executor of this package by its name."""
-    found: dict[str, Callable[[Services], Executor]] = {}
-    for module in pkgutil.iter_modules(__path__):
-        loaded = importlib.import_module(f"{__name__}.{module.name}")
-        found[loaded.NAME] = loaded.make
-    return found
+    return {module.NAME: module.make for module in modules(__name__)}

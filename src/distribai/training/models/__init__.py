@@ -9,8 +9,6 @@ only: theta and theta_k never share storage (algorithms.md A1).
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from functools import cache
 from types import ModuleType
 
@@ -20,6 +18,7 @@ from torch import Tensor, nn
 
 from distribai.core.architectures import config_from, manifest_of
 from distribai.core.plain import Plain
+from distribai.core.scan import modules
 from distribai.core.tensors import ParameterManifest, TensorSpec
 from distribai.errors import Integrity, InvalidSpec
 from distribai.merge.weights import Weights
@@ -28,11 +27,7 @@ from distribai.merge.weights import Weights
 @cache
 def families() -> dict[str, ModuleType]:
     """Every torch half by family name."""
-    found: dict[str, ModuleType] = {}
-    for info in sorted(pkgutil.iter_modules(__path__), key=lambda i: i.name):
-        module = importlib.import_module(f"{__name__}.{info.name}")
-        found[module.NAME] = module
-    return found
+    return {module.NAME: module for module in modules(__name__)}
 
 
 class LiveModel:
