@@ -358,14 +358,16 @@ class DiLoCoRoundComplete(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., round: _Optional[int] = ..., version: _Optional[int] = ..., weights: _Optional[_Union[WeightsRef, _Mapping]] = ..., job_done: _Optional[bool] = ...) -> None: ...
 
 class ControlMessage(_message.Message):
-    __slots__ = ("action", "task_id", "reason")
+    __slots__ = ("action", "task_id", "reason", "within_s")
     ACTION_FIELD_NUMBER: _ClassVar[int]
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    WITHIN_S_FIELD_NUMBER: _ClassVar[int]
     action: str
     task_id: str
     reason: str
-    def __init__(self, action: _Optional[str] = ..., task_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+    within_s: float
+    def __init__(self, action: _Optional[str] = ..., task_id: _Optional[str] = ..., reason: _Optional[str] = ..., within_s: _Optional[float] = ...) -> None: ...
 
 class LogMessage(_message.Message):
     __slots__ = ("level", "message", "task_id", "fields")
