@@ -43,10 +43,19 @@ def promote(partial: Path, path: Path, *, point: str) -> None:
     points.reach(f"{point}.flushed")
     os.replace(partial, path)
     points.reach(f"{point}.renamed")
+    sync_directory(path.parent)
+    points.reach(f"{point}.durable")
+
+
+def sync_directory(path: Path) -> None:
+    """Flush a directory, so that the names in it survive a power cut.
+
+    Raises:
+        OSError: the disk refuses.
+    """
     if os.name == "posix":  # Windows has no handle of a directory to sync
-        handle = os.open(path.parent, os.O_RDONLY)
+        handle = os.open(path, os.O_RDONLY)
         try:
             os.fsync(handle)
         finally:
             os.close(handle)
-    points.reach(f"{point}.durable")

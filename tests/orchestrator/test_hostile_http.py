@@ -18,7 +18,7 @@ from tests.orchestrator.harness import World
 
 @pytest.fixture
 async def operator(any_world: World) -> AsyncIterator[httpx.AsyncClient]:
-    token = await tokens.ensure_operator_token(any_world.grid.db, os.urandom)
+    token = await tokens.ensure_operator_token(any_world.grid.db, any_world.root, os.urandom)
     transport = httpx.ASGITransport(create_app(any_world.grid), raise_app_exceptions=False)
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
     async with httpx.AsyncClient(

@@ -24,20 +24,22 @@ def settings(directory: Path, **changes: object) -> OrchestratorSettings:
 
 async def test_it_starts_serves_and_leaves_its_join_link_unchanged(tmp_path: Path) -> None:
     links, tokens = [], []
-    for _ in range(2):
+    for start in range(3):
         orchestrator = Orchestrator(settings(tmp_path))
         await orchestrator.start()
         async with httpx.AsyncClient(base_url=f"http://{orchestrator.http_address}") as client:
             assert (await client.get("/healthz")).status_code == 200
         links.append(joinlink.parse(orchestrator.join_link))
         tokens.append(orchestrator.operator_token)
+        if start == 1:
+            orchestrator.told()
         await orchestrator.stop()
         await orchestrator.stop()
     assert links[0].invite == links[1].invite
     assert links[0].grid == links[1].grid
     assert links[0].grpc.startswith("127.0.0.1:")
     assert tokens[0]
-    assert tokens[1] == ""
+    assert tokens == [tokens[0], tokens[0], ""], "until somebody was told"
     assert (tmp_path / "invite").stat().st_mode & 0o077 == 0
 
 

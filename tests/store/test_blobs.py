@@ -375,3 +375,45 @@ class TestFailures:
         with pytest.raises(Unavailable):
             await directory.put_file(tmp_path / "file", ref_of(b"data"))
         assert (tmp_path / "file").read_bytes() == b"data"
+
+
+async def test_putting_a_blob_again_heals_one_that_the_disk_has_damaged(tmp_path: Path) -> None:
+    store = BlobStore.open(tmp_path / "blobs", tmp_path / "staging", max_bytes=MAX)
+    ref = await store.put_bytes(b"whole")
+    path = tmp_path / "blobs" / blob_key(ref.sha256)
+    path.write_bytes(b"whale")
+    with pytest.raises(Integrity):
+        async with store.local(ref):
+            pass
+    assert await store.put_bytes(b"whole") == ref
+    assert await everything(store, ref) == b"whole"
+
+
+async def test_an_upload_that_a_power_cut_has_torn_begins_again(tmp_path: Path) -> None:
+    data = b"abcdef" * 1000
+    first = BlobStore.open(tmp_path / "blobs", tmp_path / "staging", max_bytes=MAX)
+    upload = first.uploads.begin(ref_of(data))
+    await first.uploads.append(upload.id, 0, chunks(data[:3000]))
+    part = tmp_path / "staging" / "uploads" / f"{upload.id}.part"
+    part.write_bytes(bytes(3000))
+
+    again = BlobStore.open(tmp_path / "blobs", tmp_path / "staging", max_bytes=MAX)
+    assert again.uploads.offset(upload.id).offset == 3000
+    with pytest.raises(NotFound):
+        await again.uploads.append(upload.id, 3000, chunks(data[3000:]))
+    assert not list(part.parent.iterdir())
+    whole = again.uploads.begin(ref_of(data))
+    assert (await again.uploads.append(whole.id, 0, chunks(data))).complete
+
+
+async def test_the_note_of_an_upload_that_was_promoted_by_a_dying_process_is_cleaned_away(
+    tmp_path: Path,
+) -> None:
+    store = BlobStore.open(tmp_path / "blobs", tmp_path / "staging", max_bytes=MAX)
+    upload = store.uploads.begin(ref_of(b"data"))
+    directory = tmp_path / "staging" / "uploads"
+    (directory / f"{upload.id}.part").unlink()
+    note = directory / f"{upload.id}.json"
+    assert store.uploads.drop_idle(note.stat().st_mtime - 1.0) == 0
+    assert store.uploads.drop_idle(note.stat().st_mtime + 1.0) == 1
+    assert not note.exists()

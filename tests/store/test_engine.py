@@ -1,15 +1,21 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
 from sqlalchemy import insert, select, text
+from sqlalchemy.exc import IntegrityError
 
+from distribai import points
 from distribai.errors import Conflict, Unavailable, UsageError
-from distribai.store.engine import Database, whole
+from distribai.store import outbox
+from distribai.store.engine import AnchoredTime, Database, whole
 from distribai.store.lock import FileLock
+from distribai.store.migrate import migrate
 from distribai.store.tables import meta
+from tests.store.databases import new_sqlite
 
 
 async def test_a_failed_transaction_leaves_nothing_behind(db: Database) -> None:
@@ -150,3 +156,69 @@ async def test_a_statement_is_finished_before_its_caller_is_cancelled(db: Databa
         with pytest.raises(asyncio.CancelledError):
             await task
         assert len(done) == cancels
+
+
+async def test_a_step_of_the_hosts_clock_moves_nothing_that_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = Database(await new_sqlite(tmp_path))
+    before = await database.now()
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() - 86400.0)
+    after = await database.now()
+    await database.close()
+    assert before <= after < before + 3600.0
+
+
+async def test_a_clock_that_was_set_back_between_two_starts_does_not_take_time_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = await new_sqlite(tmp_path)
+    database = Database(url)
+    await migrate(database)
+    async with database.write() as tx:
+        await outbox.append(tx, "job.submitted")
+        stored = tx.now
+    await database.close()
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() - 86400.0)
+    again = Database(url)
+    await migrate(again)
+    now = await again.now()
+    await again.close()
+    assert now >= stored
+
+
+def test_anchored_time_reads_the_hosts_clock_once() -> None:
+    wall, monotonic = [1000.0], [5.0]
+    anchored = AnchoredTime(lambda: wall[0], lambda: monotonic[0])
+    wall[0] = 0.0
+    monotonic[0] += 2.0
+    assert anchored() == 1002.0
+    anchored.not_before(900.0)
+    assert anchored() == 1002.0
+    anchored.not_before(2000.0)
+    monotonic[0] += 1.0
+    assert anchored() == 2001.0
+
+
+async def test_every_commit_is_a_point_named_after_who_opened_the_transaction(
+    db: Database,
+) -> None:
+    async def change(value: str) -> None:
+        async with db.write() as tx:
+            await tx.run(insert(meta).values(key="a", value=value))
+
+    reached: list[str] = []
+    points.install(reached.append)
+    try:
+        await change("1")
+        with pytest.raises(IntegrityError):
+            await change("2")
+        async with db.read() as tx:
+            await tx.first(select(meta))
+    finally:
+        points.install(None)
+    name = "commit.tests.store.test_engine."
+    name += "test_every_commit_is_a_point_named_after_who_opened_the_transaction.<locals>.change"
+    assert reached == [f"{name}.before", f"{name}.after"], "what is undone or only read is none"

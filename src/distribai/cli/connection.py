@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from distribai import durable
+
 if TYPE_CHECKING:
     from distribai.client import Client
     from distribai.config import Home, Settings
@@ -59,7 +61,7 @@ def write_credentials(home: Home, credentials: Credentials) -> Path:
     handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         json.dump(vars(credentials), file)
-    os.replace(beside, path)
+    durable.promote(beside, path, point="start.credentials")
     return path
 
 

@@ -47,7 +47,7 @@ class Orchestrator:
 
     After :meth:`start`: ``grpc_address`` and ``http_address`` are ``host:port`` as bound,
     ``join_link`` is what contributors paste, and ``operator_token`` is the operator's token at the
-    grid's first start, empty at every later one.
+    grid's first start, and until :meth:`told`; empty at every later one.
     """
 
     def __init__(self, settings: OrchestratorSettings) -> None:
@@ -101,6 +101,10 @@ class Orchestrator:
         database. A second call does nothing."""
         await self._stack.aclose()
 
+    def told(self) -> None:
+        """The operator has been told the token: it is kept no longer."""
+        tokens.token_was_told(self.settings.state_dir)
+
     async def watch(self) -> None:
         """Wait until a duty dies of a defect, and raise it."""
         await self.duties.watch()
@@ -122,7 +126,7 @@ class Orchestrator:
             state / "staging",
             max_bytes=self.settings.max_blob_bytes,
         )
-        self.operator_token = await tokens.ensure_operator_token(db, os.urandom)
+        self.operator_token = await tokens.ensure_operator_token(db, state, os.urandom)
         invite = await tokens.ensure_invite(db, state, os.urandom)
         self.grid = Grid(
             db=db,
@@ -247,6 +251,7 @@ async def _run(settings: OrchestratorSettings, on_ready: Callable[[Orchestrator]
     await orchestrator.start()
     try:
         on_ready(orchestrator)
+        orchestrator.told()
         waits = [
             asyncio.create_task(stopping.wait(), name="signals"),
             asyncio.create_task(orchestrator.watch(), name="watch"),

@@ -1,9 +1,10 @@
 """Immutable blobs, named by their SHA-256, in a directory or in an S3 bucket.
 
 A blob lies under ``sha256/<first two digits>/<all digits>``. Two processes may put the same blob at
-once: both write the same bytes under the same name, and either rename wins. In a directory a blob
-appears by an atomic rename after fsync of file and directory, so one that exists is whole, whatever
-died when. In S3 it appears when the (multipart) put ends. Uploads in parts: ``store.uploads``.
+once: both write the same bytes under the same name, and the later rename wins. In a directory a
+blob appears by an atomic rename after fsync of file and directory, so one that exists is whole,
+whatever died when; putting it again replaces it, which heals one that the disk has damaged. In S3
+it appears when the (multipart) put ends. Uploads in parts: ``store.uploads``.
 
 Readers hash again: :meth:`BlobStore.local` checks before it hands out a path.
 :meth:`BlobStore.read` does not, because a range cannot be checked; whoever asked for the whole blob
@@ -25,6 +26,7 @@ import obstore
 from obstore.exceptions import BaseError
 from obstore.store import LocalStore, S3Store
 
+from distribai import durable, points
 from distribai.core.spec import BlobRef
 from distribai.errors import Integrity, NotFound, Unavailable
 from distribai.store.uploads import Uploads
@@ -88,7 +90,7 @@ class BlobStore:
         shutil.rmtree(self._scratch, ignore_errors=True)
         self._scratch.mkdir(parents=True)
         self.uploads = Uploads(
-            staging / "uploads", promote=self._promote, max_bytes=max_bytes, entropy=entropy
+            staging / "uploads", promote=self._promote_upload, max_bytes=max_bytes, entropy=entropy
         )
 
     @classmethod
@@ -141,7 +143,7 @@ class BlobStore:
         """
         found = await asyncio.to_thread(hash_file, path)
         check_blob(found, ref, str(path.name))
-        await self._promote(path, ref)
+        await self._promote(path, ref, "blob.put")
 
     async def put_bytes(self, data: bytes) -> BlobRef:
         """Store a small blob (a manifest) and name it."""
@@ -149,7 +151,7 @@ class BlobStore:
         path = self._scratch / uuid.uuid4().hex
         with _store_errors("write"):
             await asyncio.to_thread(path.write_bytes, data)
-        await self._promote(path, ref)
+        await self._promote(path, ref, "blob.bytes")
         return ref
 
     async def size(self, sha256: str) -> int:
@@ -220,16 +222,21 @@ class BlobStore:
         finally:
             copy.unlink(missing_ok=True)
 
-    async def _promote(self, path: Path, ref: BlobRef) -> None:
+    async def _promote_upload(self, path: Path, ref: BlobRef) -> None:
+        await self._promote(path, ref, "blob.upload")
+
+    async def _promote(self, path: Path, ref: BlobRef, point: str) -> None:
         """Move a file whose hash is known to be ``ref``'s into the store."""
         key = blob_key(ref.sha256)
         with _store_errors("write"):
             if self._root is not None:
-                await asyncio.to_thread(_promote_local, path, self._root / key)
+                await asyncio.to_thread(_promote_local, path, self._root / key, point)
                 return
             if not await self.exists(ref.sha256):
                 part = max(S3_PART, -(-ref.size // 10_000))
+                points.reach(f"{point}.s3.before")
                 await obstore.put_async(self._store, key, path, chunk_size=part)
+                points.reach(f"{point}.s3.after")
             await asyncio.to_thread(path.unlink)
 
 
@@ -266,30 +273,33 @@ def _write_hashed(
     update(chunk)
 
 
-def _promote_local(path: Path, target: Path) -> None:
-    """fsync, rename, fsync the directory: afterwards the blob survives a power cut, whole."""
-    if target.exists():
+def _promote_local(path: Path, target: Path, point: str) -> None:
+    """Give a file its name in the store: afterwards the blob survives a power cut, whole."""
+    if os.name != "posix" and target.exists():  # elsewhere a file that is open stays in the way
         path.unlink()
         return
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
+    _make_directory(target.parent)
     # A file from another file system is copied beside its target first: only a rename is atomic.
     if os.stat(path).st_dev != os.stat(target.parent).st_dev:
         copy = target.parent / f".{uuid.uuid4().hex}"
-        shutil.copyfile(path, copy)
-        with copy.open("rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(copy, target)
+        try:
+            shutil.copyfile(path, copy)
+            durable.promote(copy, target, point=point)
+        except OSError:
+            copy.unlink(missing_ok=True)
+            raise
         path.unlink()
     else:
-        os.replace(path, target)
-    if os.name == "posix":  # Windows has no handle of a directory to sync
-        handle = os.open(target.parent, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        durable.promote(path, target, point=point)
+
+
+def _make_directory(path: Path) -> None:
+    """Make a directory whose own name survives a power cut, too."""
+    if path.is_dir():
+        return
+    _make_directory(path.parent)
+    path.mkdir(exist_ok=True)
+    durable.sync_directory(path.parent)
 
 
 @contextmanager

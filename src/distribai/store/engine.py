@@ -6,11 +6,17 @@ began. PostgreSQL writes at READ COMMITTED with guarded updates and row locks, a
 at REPEATABLE READ. All statements are the same on both; what differs is behind :class:`Tx`.
 
 Everything stored is dated with *database time*, read once at the start of each transaction.
+PostgreSQL has its own; an SQLite file is served by one process, whose :class:`AnchoredTime` it is.
+
+Every commit of a transaction that writes is a point (:mod:`distribai.points`), named after the
+function that opened it: ``commit.orchestrator.rounds.merging._publish.before`` and ``.after``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -30,6 +36,7 @@ from sqlalchemy.exc import (
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
+from distribai import points
 from distribai.errors import Unavailable, UsageError
 
 T = TypeVar("T")
@@ -42,11 +49,8 @@ AnyRow = Row[*tuple[Any, ...]]
 AnyResult = CursorResult[*tuple[Any, ...]]
 """A result, whatever its columns."""
 
-NOW = {
-    "sqlite": text("SELECT (julianday('now') - 2440587.5) * 86400.0"),
-    "postgresql": text("SELECT extract(epoch FROM clock_timestamp())::double precision"),
-}
-"""Database time, seconds since 1970. SQLite's has milliseconds."""
+NOW = text("SELECT extract(epoch FROM clock_timestamp())::double precision")
+"""PostgreSQL's time, seconds since 1970."""
 
 BUSY_S = 30.0
 """Seconds that SQLite waits for a lock that another process (a backup) holds."""
@@ -97,12 +101,38 @@ class Tx:
         return postgresql.insert(table)
 
 
+class AnchoredTime:
+    """Seconds since 1970 that never jump: the host's clock is read once, and from then on only the
+    monotonic clock counts.
+
+    A step of the host's clock (NTP, a person, a virtual machine that slept) hence changes nothing
+    that is stored while this process runs; a system that is suspended stops this clock as well.
+    """
+
+    def __init__(
+        self,
+        wall: Callable[[], float] | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._monotonic = monotonic
+        # Looked up now and not when this module was imported, so that a test may put another one.
+        self._offset = (wall or time.time)() - monotonic()
+
+    def __call__(self) -> float:
+        """Now."""
+        return self._offset + self._monotonic()
+
+    def not_before(self, at: float) -> None:
+        """Go on from ``at`` where that is later: the host's clock has been set back since."""
+        self._offset = max(self._offset, at - self._monotonic())
+
+
 class Database:
     """One database; :meth:`write` and :meth:`read` give transactions.
 
     Args:
         url: ``sqlite:///path`` or ``postgresql://...`` (the drivers are ours to choose).
-        clock: put in place of database time, by tests alone.
+        clock: put in place of database time, by tests and simulations alone.
         durable: whether a commit survives a power cut; False is for tests (a killed process loses
             nothing either way).
 
@@ -118,7 +148,8 @@ class Database:
         self.dialect: Dialect = (
             "sqlite" if self.url.get_backend_name() == "sqlite" else "postgresql"
         )
-        self._clock = clock
+        self._anchored = AnchoredTime() if clock is None and self.dialect == "sqlite" else None
+        self._clock = clock or self._anchored
         self._writing = asyncio.Lock()
         self._writer: AsyncEngine
         self._reader: AsyncEngine
@@ -147,11 +178,12 @@ class Database:
             Unavailable: ``grid.database``: the database cannot be reached, or went away meanwhile.
                 What the block has done is undone, unless that was while it was committed.
         """
+        point = f"commit.{_opener()}" if points.armed() else ""
         if self.dialect == "postgresql":
-            async with self._begin(self._writer) as tx:
+            async with self._begin(self._writer, point) as tx:
                 yield tx
             return
-        async with self._writing, self._begin(self._writer) as tx:
+        async with self._writing, self._begin(self._writer, point) as tx:
             yield tx
 
     @asynccontextmanager
@@ -169,6 +201,12 @@ class Database:
         async with self.read() as tx:
             return tx.now
 
+    def not_before(self, at: float) -> None:
+        """Never again tell a time before ``at``, the latest that is stored: the host's clock may
+        have been set back while nothing ran. PostgreSQL looks after its own time."""
+        if self._anchored is not None:
+            self._anchored.not_before(at)
+
     async def close(self) -> None:
         """Close all connections; the threads behind SQLite's end with them."""
         await self._writer.dispose()
@@ -176,29 +214,42 @@ class Database:
             await self._reader.dispose()
 
     @asynccontextmanager
-    async def _begin(self, engine: AsyncEngine) -> AsyncIterator[Tx]:
+    async def _begin(self, engine: AsyncEngine, point: str = "") -> AsyncIterator[Tx]:
         try:
             conn = await _connect(engine)
         except (DBAPIError, PoolTimeout, OSError) as problem:
             raise _away(problem) from problem
         try:
             if self._clock is not None:
-                now = self._clock()
                 await whole(_start(conn))
+                now = self._clock()  # now, and not before the wait for the lock
             else:
-                now = float((await whole(conn.execute(NOW[self.dialect]))).scalar_one())
+                now = float((await whole(conn.execute(NOW))).scalar_one())
             try:
                 yield Tx(conn, self.dialect, now)
             except BaseException:
                 await whole(conn.rollback())
                 raise
+            if point:
+                points.reach(f"{point}.before")
             await whole(conn.commit())
+            if point:
+                points.reach(f"{point}.after")
         except DBAPIError as problem:
             if not _passes(problem):
                 raise
             raise _away(problem) from problem
         finally:
             await whole(conn.close())
+
+
+def _opener() -> str:
+    """The function that opens the present transaction, with its module below ``distribai``."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__") in (__name__, "contextlib"):
+        frame = frame.f_back
+    module = str(frame.f_globals.get("__name__", "")).removeprefix("distribai.")
+    return f"{module}.{frame.f_code.co_qualname}"
 
 
 def _passes(problem: DBAPIError) -> bool:

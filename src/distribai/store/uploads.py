@@ -3,6 +3,9 @@
 An upload is two files: ``<id>.json`` says what it claims to be, ``<id>.part`` holds what came so
 far, so its length is the offset at which to go on, also after a restart. Bytes are counted and
 hashed as they are read, whatever a Content-Length says.
+
+Neither file is flushed to disk before the upload is whole: a killed process loses nothing of them,
+and after a power cut what is missing or torn shows by the hash, and the upload begins again.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from distribai import points
 from distribai.core.ids import RANDOM_BYTES, make_id
 from distribai.core.spec import BlobRef
 from distribai.errors import Conflict, Integrity, NotFound, Unavailable
@@ -40,7 +44,8 @@ class Upload:
 @dataclass(slots=True)
 class _Staged:
     """An upload that this process has open. ``owner`` counts the requests that took it over: the
-    latest one wins, so that a connection which is dead without saying so blocks nobody."""
+    latest one wins, so that a connection which is dead without saying so blocks nobody.
+    ``reopened``: its first bytes were staged by an earlier process."""
 
     ref: BlobRef
     part: Path
@@ -49,6 +54,7 @@ class _Staged:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     writing: threading.Lock = field(default_factory=threading.Lock)
     owner: int = 0
+    reopened: bool = False
 
 
 class Uploads:
@@ -99,7 +105,9 @@ class Uploads:
         try:
             part.touch(exist_ok=False)
             note = json.dumps({"sha256": ref.sha256, "size": ref.size})
+            points.reach("upload.note.before")
             (self._directory / f"{upload_id}.json").write_text(note, encoding="utf-8")
+            points.reach("upload.note.after")
         except OSError as problem:
             raise _disk(problem) from problem
         self._open[upload_id] = _Staged(ref, part, 0, hashlib.sha256())
@@ -133,6 +141,8 @@ class Uploads:
             Conflict: ``blob.offset``: the upload stands elsewhere, or another request took it over.
             Integrity: ``blob.size`` as soon as there is a byte too many, ``blob.hash`` when the
                 whole has another hash. Either way the upload is dropped.
+            NotFound: it has another hash, and an earlier process staged its beginning: a power cut
+                may have torn that. It is dropped, and the sender begins again.
             Unavailable: the disk or the blob store refuses; the upload stays.
         """
         staged = self._find(upload_id)
@@ -160,13 +170,16 @@ class Uploads:
         self._open.pop(upload_id, None)
         if not _is_id(upload_id):
             return
-        for suffix in (".part", ".json"):
+        for suffix in (".json", ".part"):  # in this order nothing is left that is not found idle
             (self._directory / f"{upload_id}{suffix}").unlink(missing_ok=True)
 
     def drop_idle(self, before: float) -> int:
         """Drop uploads to which nothing was added since ``before`` (Unix seconds, this machine's
         clock, like the files' times it is compared with). Returns how many."""
-        idle = [p.stem for p in self._directory.glob("*.part") if p.stat().st_mtime < before]
+        found = [*self._directory.glob("*.part")]
+        # A process that died between promoting the bytes and forgetting the note has left the note.
+        found += [n for n in self._directory.glob("*.json") if not n.with_suffix(".part").exists()]
+        idle = [p.stem for p in found if p.stat().st_mtime < before]
         for upload_id in idle:
             self.drop(upload_id)
         return len(idle)
@@ -197,7 +210,8 @@ class Uploads:
                     offset += len(chunk)
         except (FileNotFoundError, ValueError) as problem:
             raise unknown from problem
-        return _Staged(BlobRef(note["sha256"], note["size"]), part, offset, digest)
+        ref = BlobRef(note["sha256"], note["size"])
+        return _Staged(ref, part, offset, digest, reopened=True)
 
     async def _add(
         self, upload_id: str, staged: _Staged, mine: int, position: int, data: bytes
@@ -221,6 +235,12 @@ class Uploads:
             found = staged.digest.hexdigest()
             if found != staged.ref.sha256:
                 self.drop(upload_id)
+                if staged.reopened:
+                    raise NotFound(
+                        "blob.unknown",
+                        f"What was staged of the upload {upload_id} was damaged meanwhile.",
+                        "Begin again with the blob's hash.",
+                    )
                 raise Integrity(
                     "blob.hash",
                     f"The uploaded bytes have the SHA-256 {found}, declared was "
@@ -228,6 +248,7 @@ class Uploads:
                     "Hash and upload the file again; it may have changed meanwhile.",
                 )
             await self._promote(staged.part, staged.ref)
+            points.reach("upload.promoted.after")
             self.drop(upload_id)
             return Upload(upload_id, staged.ref.size, complete=True)
 
@@ -250,7 +271,9 @@ def _write(upload_id: str, staged: _Staged, position: int, data: bytes) -> None:
                 # A write that failed half-way (disk full) may have left bytes not counted.
                 file.truncate(position)
                 file.seek(position)
+                points.reach("upload.part.before")
                 file.write(data)
+            points.reach("upload.part.after")
         except OSError as problem:
             raise _disk(problem) from problem
         staged.digest.update(data)

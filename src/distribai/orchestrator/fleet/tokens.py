@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 from collections.abc import Callable
 from pathlib import Path
 
+from distribai import durable
 from distribai.core.ids import RANDOM_BYTES, make_id
 from distribai.core.states import Standing
 from distribai.errors import NotAllowed, Unauthenticated
@@ -25,6 +25,9 @@ from distribai.store.statements import fleet
 OPERATOR_BYTES = 32
 SESSION_BYTES = 32
 INVITE_BYTES = 16
+
+UNTOLD = "operator-token"
+"""File in the state directory with a token that the operator has not been told yet."""
 
 BARRED = frozenset({Standing.QUARANTINED.value, Standing.BANNED.value})
 """Standings whose nodes get no work and move no bytes."""
@@ -66,14 +69,28 @@ async def verify_token(grid: Grid, token: str) -> Principal:
     return Principal("node", node.id)
 
 
-async def ensure_operator_token(db: Database, entropy: Entropy) -> str:
-    """Make the operator's token at the first start and return it; empty at every later one."""
+async def ensure_operator_token(db: Database, state_dir: Path, entropy: Entropy) -> str:
+    """Make the operator's token at the first start, and return it until :func:`token_was_told`;
+    empty at every later start.
+
+    Until then its text lies in a file, so that a process that dies before it has told anybody
+    leaves no grid behind that nobody can operate.
+    """
+    path = state_dir / UNTOLD
     async with db.write() as tx:
         if await fleet.has_token(tx, "operator"):
-            return ""
+            token = path.read_text(encoding="ascii").strip() if path.exists() else ""
+            known = token and await fleet.token(tx, hash_secret(token)) is not None
+            return token if known else ""
         token = new_secret("dop_", entropy, OPERATOR_BYTES)
+        durable.write(path, f"{token}\n".encode(), point="start.token", mode=0o600)
         await fleet.add_token(tx, hash_secret(token), "operator")
     return token
+
+
+def token_was_told(state_dir: Path) -> None:
+    """The operator has the token: keep its text no longer."""
+    (state_dir / UNTOLD).unlink(missing_ok=True)
 
 
 async def ensure_invite(db: Database, state_dir: Path, entropy: Entropy) -> str:
@@ -84,14 +101,7 @@ async def ensure_invite(db: Database, state_dir: Path, entropy: Entropy) -> str:
         if invite and await fleet.valid_invite(tx, hash_secret(invite)) is not None:
             return invite
         invite = new_secret("", entropy, INVITE_BYTES)
-        _write_private(path, invite)
+        durable.write(path, f"{invite}\n".encode(), point="start.invite", mode=0o600)
         invite_id = make_id("inv", entropy(RANDOM_BYTES))
         await fleet.add_invite(tx, invite_id, hash_secret(invite))
     return invite
-
-
-def _write_private(path: Path, text: str) -> None:
-    path.unlink(missing_ok=True)
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "w", encoding="ascii") as file:
-        file.write(text + "\n")
