@@ -172,6 +172,7 @@ class FakeNode:
         self.acks: list[pb.TaskResultAck] = []
         self.completed: list[pb.DiLoCoRoundComplete] = []
         self.stopped: list[str] = []
+        self.hurried: list[tuple[str, float]] = []
         self.end: pb.SessionEnd | None = None
         self.register_ack: pb.RegisterAck | None = None
         self.intent = "contribute"
@@ -252,6 +253,8 @@ class FakeNode:
             self.tasks.pop(message.task_result_ack.task_id, None)
         elif kind == "round_complete":
             self.completed.append(message.round_complete)
+        elif kind == "control" and message.control.action == "finish":
+            self.hurried.append((message.control.task_id, message.control.within_s))
         elif kind == "control":
             self.stopped.append(message.control.task_id)
 

@@ -143,8 +143,12 @@ async def test_a_lease_lives_by_heartbeats_and_never_beyond_its_deadline(
     clock.now += 2
     assert await expired() == ["t0"], "the hard deadline has come"
     async with work_db.write() as tx:
-        await leases.grant_grace(tx, 60.0)
+        await leases.grant_grace(tx, 60.0, 100.0)
     assert await expired() == []
+    clock.now += 59
+    assert await expired() == [], "the time before the start does not count"
+    clock.now += 1
+    assert await expired() == ["t0"]
     async with work_db.write() as tx:
         assert await leases.extend_leases(tx, "other", [("t0", 1)], 50.0) == set()
         assert await leases.extend_leases(tx, "n", [("t0", 2)], 50.0) == set()

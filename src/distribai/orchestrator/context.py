@@ -51,7 +51,8 @@ class Grid:
 
     ``clock`` is monotonic seconds and decides nothing that is stored; ``entropy(n)`` gives n random
     bytes. ``holder`` names this process in leased rows. ``counted`` are bytes that wait to be
-    written (``orchestrator.traffic``).
+    written (``orchestrator.traffic``). ``started_at`` and ``not_before`` (database time): when this
+    process started, and until when it waits for nodes that were at work before.
     """
 
     db: Database
@@ -64,6 +65,8 @@ class Grid:
     wake: Wake = field(default_factory=Wake)
     holder: str = "orchestrator"
     counted: Counted = field(default_factory=dict)
+    started_at: float = 0.0
+    not_before: float = 0.0
 
     @property
     def scratch(self) -> Path:

@@ -138,12 +138,6 @@ class Orchestrator:
             holder=make_id("ses", os.urandom(RANDOM_BYTES)),
         )
         await liveness.after_start(self.grid)
-        if db.dialect == "sqlite":
-            # The file's lock is ours, so whoever held a duty or a stream is dead: neither wait for
-            # its leases nor lease anything to nodes that have not come back.
-            async with db.write() as tx:
-                await leases.drop_duties(tx, None)
-                await fleet.end_sessions(tx, None)
         self._stack.push_async_callback(self._leave)
         return invite
 

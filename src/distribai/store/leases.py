@@ -122,13 +122,14 @@ async def write_progress(
     )
 
 
-async def grant_grace(tx: Tx, seconds: float) -> None:
-    """Let no lease run out for ``seconds``, whatever its own end is."""
-    until = tx.now + seconds
+async def grant_grace(tx: Tx, seconds: float, deadline_s: float) -> None:
+    """After a start: let every lease run for ``seconds`` from now, whatever its own end is, and
+    every hard deadline for ``deadline_s``. Neither time without an orchestrator nor a clock that
+    was set meanwhile counts against a node."""
     await tx.run(
         update(tasks)
-        .where(tasks.c.state == TaskState.LEASED.value, tasks.c.lease_until < until)
-        .values(lease_until=until)
+        .where(tasks.c.state == TaskState.LEASED.value)
+        .values(lease_until=tx.now + seconds, deadline_at=tx.now + max(seconds, deadline_s))
     )
 
 

@@ -178,6 +178,17 @@ def test_a_round_merges_when_all_are_in_or_the_grace_is_over() -> None:
     assert decide(25, [], 0, 0.5, 10) == MergeDecision("abandon", "no worker is left in the round")
 
 
+def test_a_round_below_its_minimum_is_abandoned_and_never_merged() -> None:
+    decide = diloco.merge_decision
+    assert decide(25, [20], 1, 0.5, 10, minimum=2) == MergeDecision(
+        "abandon",
+        "1 of at least 2 submissions are in, and no other worker is left in the round",
+    )
+    assert decide(25, [20], 2, 0.5, 10, minimum=2).action == "wait"
+    assert decide(30, [20], 2, 0.5, 10, minimum=2).action == "abandon"
+    assert decide(32, [20, 22], 3, 0.5, 10, minimum=2).action == "merge"
+
+
 @settings(max_examples=100, deadline=None)
 @given(
     arrivals=st.lists(st.floats(0, 100), max_size=6),

@@ -83,6 +83,7 @@ class Paradigm(Protocol):
         expected: int,
         quorum: float,
         grace_seconds: float,
+        minimum: int = 1,
     ) -> MergeDecision:
         """Whether a round merges now."""
 

@@ -140,7 +140,12 @@ def quorum_count(expected: int, quorum: float) -> int:
 
 
 def merge_decision(
-    now: float, arrivals: Sequence[float], expected: int, quorum: float, grace_seconds: float
+    now: float,
+    arrivals: Sequence[float],
+    expected: int,
+    quorum: float,
+    grace_seconds: float,
+    minimum: int = 1,
 ) -> MergeDecision:
     """Whether a round merges now.
 
@@ -151,14 +156,18 @@ def merge_decision(
             still at work or queued; dead slots whose samples went back to the pool do not count.
         quorum: share of ``expected`` that starts the grace.
         grace_seconds: from :func:`grace`.
+        minimum: submissions that a version must be made of (``workers_min``).
 
     Returns:
         ``merge`` when all expected submissions are in or the grace after the quorum is over,
-        ``abandon`` when nobody is left, else ``wait``.
+        ``abandon`` when there are too few of them then, else ``wait``.
     """
+    too_few = f"{len(arrivals)} of at least {minimum} submissions are in"
     if len(arrivals) >= expected:
         if not arrivals:
             return MergeDecision("abandon", "no worker is left in the round")
+        if len(arrivals) < minimum:
+            return MergeDecision("abandon", f"{too_few}, and no other worker is left in the round")
         return MergeDecision("merge", f"all {len(arrivals)} expected submissions are in")
     need = quorum_count(expected, quorum)
     if len(arrivals) < need:
@@ -168,7 +177,10 @@ def merge_decision(
     until = sorted(arrivals)[need - 1] + grace_seconds
     state = f"{len(arrivals)} of {expected} submissions are in"
     if now >= until:
-        return MergeDecision("merge", f"{state} and the grace of {grace_seconds:.1f} s is over")
+        over = f"the grace of {grace_seconds:.1f} s is over"
+        if len(arrivals) < minimum:
+            return MergeDecision("abandon", f"{too_few}, and {over}")
+        return MergeDecision("merge", f"{state} and {over}")
     return MergeDecision("wait", f"{state}, the quorum is reached, the grace runs", until)
 
 

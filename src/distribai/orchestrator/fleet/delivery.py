@@ -19,6 +19,7 @@ from distribai.orchestrator.fleet.registry import (
     LiveSession,
     ack_message,
     assign_message,
+    finish_message,
     stop_message,
 )
 from distribai.orchestrator.rounds.results import answer_of
@@ -31,6 +32,9 @@ from distribai.wire.v1 import distribai_pb2 as pb
 
 MAX_UPDATES = 8
 """Updates that a reference names at most: a node further behind takes the snapshot anyway."""
+
+HURRY_S = 1.0
+"""Seconds by which a round's end must have moved before a node is told of it again."""
 
 FINAL = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.DECLINED})
 
@@ -47,6 +51,7 @@ async def deliver(grid: Grid) -> None:
                     if task.attempt not in known:
                         await _assign(tx, session, task)
                 await _answer_and_stop(tx, session, held)
+                await _hurry(tx, session, held)
                 await _tell_versions(tx, session)
         except Unavailable as problem:
             if problem.code != "protocol.backlog":
@@ -141,12 +146,25 @@ async def _answer_and_stop(tx: Tx, session: LiveSession, held: Sequence[AnyRow])
         elif task.id not in session.stopping:
             session.send(stop_message(task.id, task.reason or f"the task is {task.state}"))
         session.stopping.discard(task.id)
+        session.hurried.pop(task.id, None)
+
+
+async def _hurry(tx: Tx, session: LiveSession, held: Sequence[AnyRow]) -> None:
+    """Tell a node whose round has its quorum until when it is waited for, so that it hands in what
+    it can; and stop work for rounds that have closed."""
     for task in held:
-        if task.phase == "train" and task.id not in session.stopping:
-            row = await work.get_round(tx, task.job_id, task.round, task.take)
-            if row is None or row.state != RoundState.OPEN:
-                session.stopping.add(task.id)
-                session.send(stop_message(task.id, "its round has closed"))
+        if task.phase != "train" or task.id in session.stopping:
+            continue
+        row = await work.get_round(tx, task.job_id, task.round, task.take)
+        if row is None or row.state != RoundState.OPEN:
+            session.stopping.add(task.id)
+            session.send(stop_message(task.id, "its round has closed"))
+        elif row.deadline_at is not None:
+            told = session.hurried.get(task.id)
+            if told is None or abs(told - row.deadline_at) > HURRY_S:
+                session.hurried[task.id] = row.deadline_at
+                within_s = max(0.0, row.deadline_at - tx.now)
+                session.send(finish_message(task.id, within_s, "its round has its quorum"))
 
 
 def _holds(task: AnyRow | None, attempt: int) -> bool:

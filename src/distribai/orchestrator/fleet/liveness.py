@@ -239,10 +239,18 @@ async def goodbye(grid: Grid, session: LiveSession) -> None:
 
 
 async def after_start(grid: Grid) -> None:
-    """Every node counts as heard now, and no lease expires for ``startup_grace_s``."""
+    """Every node counts as heard now, and for ``startup_grace_s`` no lease expires and no round
+    merges without the nodes that were at work in it: they are on their way back."""
+    liveness = grid.settings.liveness
     async with grid.db.write() as tx:
         await fleet.hear_all(tx)
-        await leases.grant_grace(tx, grid.settings.liveness.startup_grace_s)
+        await leases.grant_grace(tx, liveness.startup_grace_s, liveness.task_deadline_s)
+        grid.started_at, grid.not_before = tx.now, tx.now + liveness.startup_grace_s
+        if grid.db.dialect == "sqlite":
+            # The file's lock is ours, so whoever held a duty or a stream is dead: neither wait for
+            # its leases nor lease anything to nodes that have not come back.
+            await leases.drop_duties(tx, None)
+            await fleet.end_sessions(tx, None)
 
 
 async def _liveness_event(tx: Tx, node_id: str, state: Liveness) -> None:

@@ -56,7 +56,8 @@ class LiveSession:
     """One node's session.
 
     ``assigned`` are the attempts that were sent to the node and not yet taken back, by task id;
-    ``stopping`` those that it was told to stop, ``reported`` the latest ones that it has ended.
+    ``stopping`` those that it was told to stop, ``hurried`` when (database time) it was told that
+    their rounds merge, ``reported`` the latest ones that it has ended.
     ``told`` is the newest version of each job that it was told of. ``heard`` says that something
     came since the last flush. Bytes are totals that the node reports since its daemon started, and
     what of them was flushed.
@@ -72,6 +73,7 @@ class LiveSession:
     stream: Stream | None = None
     assigned: dict[str, int] = field(default_factory=dict)
     stopping: set[str] = field(default_factory=set)
+    hurried: dict[str, float] = field(default_factory=dict)
     reported: dict[str, int] = field(default_factory=dict)
     told: dict[str, int] = field(default_factory=dict)
     in_hand: dict[str, int] = field(default_factory=dict)
@@ -216,6 +218,15 @@ def stop_message(task_id: str, reason: str) -> pb.OrchestratorMessage:
     """An envelope that stops a task."""
     return pb.OrchestratorMessage(
         control=pb.ControlMessage(action="cancel", task_id=task_id, reason=reason)
+    )
+
+
+def finish_message(task_id: str, within_s: float, reason: str) -> pb.OrchestratorMessage:
+    """An envelope that asks for what can be done of a task within ``within_s`` seconds."""
+    return pb.OrchestratorMessage(
+        control=pb.ControlMessage(
+            action="finish", task_id=task_id, within_s=within_s, reason=reason
+        )
     )
 
 

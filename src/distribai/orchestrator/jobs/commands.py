@@ -220,7 +220,7 @@ async def _switch(grid: Grid, job_id: str, new: JobState, verb: str, by: str) ->
         if new is JobState.RUNNING and job.state != JobState.PAUSED:
             raise _wrong_state(job, verb)
         _check(job, new, verb)
-        await statements.set_state(tx, job_id, new)
+        await statements.set_state(tx, job_id, new, reason="")
         await events.record(tx, f"job.{new.value}", job_id=job_id, data={"by": by})
     grid.wake.set()
 

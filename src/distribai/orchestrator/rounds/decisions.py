@@ -14,8 +14,8 @@ from distribai.orchestrator.rounds.opening import able_devices
 from distribai.store.engine import AnyRow, Tx
 from distribai.store.statements import work
 
-HISTORY_ROUNDS = 32
-"""Rounds back whose arrivals are read; the paradigm keeps the last ones of them."""
+HISTORY = 1024
+"""Past arrivals that are read; the paradigm keeps the last ones of what they say."""
 
 ARRIVED = frozenset({TaskState.SUBMITTED, TaskState.VERIFYING, TaskState.ACCEPTED})
 EXPECTED = frozenset({*ARRIVED, TaskState.QUEUED, TaskState.LEASED})
@@ -35,22 +35,29 @@ class RoundView:
     checking: int
 
 
-async def view_round(tx: Tx, spec: JobSpec, row: AnyRow) -> RoundView:
-    """Look at an open round now."""
+async def view_round(tx: Tx, spec: JobSpec, row: AnyRow, not_before: float = 0.0) -> RoundView:
+    """Look at an open round now.
+
+    Work that was carried over from an abandoned take is in the round, but says nothing of when its
+    present members are due. ``not_before`` (database time): no grace ends earlier, because nodes
+    are coming back to an orchestrator that has just started.
+    """
     tasks = await work.tasks_of_round(tx, row.job_id, row.number, row.take)
     how = paradigm(spec.paradigm)
     grace, _ = how.grace(await _offsets(tx, spec, row), spec.rounds)
-    arrived = [t.submitted_at for t in tasks if t.state in ARRIVED]
-    if not arrived and await _everybody_is_gone(tx, spec, tasks):
+    fresh = [t for t in tasks if t.submitted_at is None or t.submitted_at >= row.opened_at]
+    arrived = [t.submitted_at for t in fresh if t.state in ARRIVED]
+    expected = sum(t.state in EXPECTED for t in fresh)
+    checking = sum(t.state in CHECKING for t in fresh)
+    returning = tx.now < not_before
+    if not arrived and not returning and await _everybody_is_gone(tx, spec, fresh):
         return RoundView(tasks, MergeDecision("abandon", "every node of the grid is gone"), 0)
-    decision = how.merge_decision(
-        tx.now,
-        arrived,
-        sum(t.state in EXPECTED for t in tasks),
-        spec.rounds.quorum,
-        grace,
-    )
-    return RoundView(tasks, decision, sum(t.state in CHECKING for t in tasks))
+    minimum = max(1, spec.workers_min - (len(tasks) - len(fresh)))
+    decision = how.merge_decision(tx.now, arrived, expected, spec.rounds.quorum, grace, minimum)
+    early = decision.action != "wait" or (decision.until or not_before) < not_before
+    if returning and len(arrived) < expected and early:
+        decision = MergeDecision("wait", "nodes are coming back after a start", not_before)
+    return RoundView(tasks, decision, checking)
 
 
 async def _everybody_is_gone(tx: Tx, spec: JobSpec, tasks: Sequence[AnyRow]) -> bool:
@@ -65,10 +72,12 @@ async def _everybody_is_gone(tx: Tx, spec: JobSpec, tasks: Sequence[AnyRow]) -> 
 async def _offsets(tx: Tx, spec: JobSpec, row: AnyRow) -> list[float]:
     """Arrival offsets of the rounds before this one, oldest first, late arrivals included."""
     how = paradigm(spec.paradigm)
+    rows = await work.arrivals(tx, row.job_id, (row.number, row.take), HISTORY)
+    groups = [list(g) for _, g in groupby(rows, key=lambda r: (r.round, r.take))]
+    if len(rows) == HISTORY and len(groups) > 1:
+        del groups[0]  # perhaps not whole
     found: list[float] = []
-    rows = await work.arrivals(tx, row.job_id, row.number - HISTORY_ROUNDS)
-    for key, group in groupby(rows, key=lambda r: (r.round, r.take)):
-        if key < (row.number, row.take):
-            times = [r.submitted_at for r in group]
-            found += how.arrival_offsets(times, len(times), spec.rounds.quorum)
+    for group in groups:
+        times = [r.submitted_at for r in group]
+        found += how.arrival_offsets(times, len(times), spec.rounds.quorum)
     return found

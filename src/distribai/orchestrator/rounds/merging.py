@@ -5,6 +5,9 @@ and nothing else can join. The outer step runs in a worker thread over memory-ma
 blobs are stored first; then one transaction writes the new version, the round's manifest and the
 events. The computation is a pure function of rows and blobs, so a round that a dead process left
 ``closing`` is simply merged again, to the same bytes.
+
+A blob that is gone or torn (its hash says so) pauses the job and is named: once the file is back,
+from a backup say, a resumed job merges the very same round.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from pathlib import Path
 from distribai.core.architectures import manifest_of
 from distribai.core.plain import fingerprint, from_plain, to_plain
 from distribai.core.spec import BlobRef, JobSpec
-from distribai.core.states import ROUND, JobState, RoundState, TaskState, check
+from distribai.core.states import JOB, ROUND, JobState, RoundState, TaskState, check
 from distribai.core.tensors import ParameterManifest
 from distribai.errors import DistribAIError, Unavailable
 from distribai.merge.choices import outer_coefficients
@@ -68,7 +71,11 @@ async def merge_all(grid: Grid) -> tuple[bool, float | None]:
     for row in opened:
         changed |= await _decide(grid, row)
     async with grid.db.read() as tx:
-        frozen = await work.rounds_in(tx, RoundState.CLOSING)
+        # A person's pause has no reason: such a job merges what it has.
+        resting = {j.id for j in await jobs.in_states(tx, (JobState.PAUSED,)) if j.reason}
+        frozen = [
+            r for r in await work.rounds_in(tx, RoundState.CLOSING) if r.job_id not in resting
+        ]
     for row in frozen:
         await _merge(grid, row)
     return changed or bool(frozen), min(graces, default=None)
@@ -79,7 +86,7 @@ async def _decide(grid: Grid, row: AnyRow) -> bool:
     async with grid.db.read() as tx:
         job = await jobs.get(tx, row.job_id)
         assert job is not None
-        view = await view_round(tx, tasks.spec_of(job), row)
+        view = await view_round(tx, tasks.spec_of(job), row, grid.not_before)
     if view.decision.action == "wait" and view.decision.until == row.deadline_at:
         return False
     async with grid.db.write() as tx:
@@ -89,7 +96,7 @@ async def _decide(grid: Grid, row: AnyRow) -> bool:
         assert current is not None
         if current.state != RoundState.OPEN:
             return False
-        view = await view_round(tx, tasks.spec_of(job), current)
+        view = await view_round(tx, tasks.spec_of(job), current, grid.not_before)
         decision = view.decision
         if decision.action == "wait" or view.checking:
             await work.set_deadline(tx, row.job_id, row.number, row.take, decision.until)
@@ -133,8 +140,10 @@ async def _merge(grid: Grid, row: AnyRow) -> None:
         except Unavailable:
             raise
         except DistribAIError as problem:
-            # The same inputs would fail the same way again: this job cannot go on.
-            await _give_up(grid, row, problem)
+            if problem.code.startswith("blob."):
+                await _rest(grid, row, problem)
+            else:  # the same inputs would fail the same way again: this job cannot go on
+                await _give_up(grid, row, problem)
             return
         names = {"theta": merged.theta, "momentum": merged.momentum, "update": merged.update}
         for name, ref in names.items():
@@ -327,3 +336,19 @@ async def _give_up(grid: Grid, row: AnyRow, problem: DistribAIError) -> None:
         reason = f"round {row.number} cannot be merged: {problem}"
         if job.state in (JobState.RUNNING, JobState.PAUSED):
             await results.fail_job(tx, job, reason)
+
+
+async def _rest(grid: Grid, row: AnyRow, problem: DistribAIError) -> None:
+    """Pause a job whose round needs a file that is damaged or gone; nothing of it is lost yet."""
+    async with grid.db.write() as tx:
+        job = await jobs.lock(tx, row.job_id)
+        assert job is not None
+        if job.state != JobState.RUNNING:
+            return
+        reason = (
+            f"round {row.number + 1} cannot be merged: {problem.message} Put that file back from a "
+            "backup, then resume the job"
+        )
+        check(JOB, JobState.RUNNING, JobState.PAUSED, f"Job {job.id}")
+        await jobs.set_state(tx, job.id, JobState.PAUSED, reason=reason)
+        await events.record(tx, "job.paused", job_id=job.id, data={"reason": reason})

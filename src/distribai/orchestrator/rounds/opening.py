@@ -23,6 +23,10 @@ from distribai.orchestrator.rounds import tasks
 from distribai.store.engine import AnyRow, Tx
 from distribai.store.statements import fleet, jobs, work
 
+REJOIN_HEARTBEATS = 2.0
+"""Heartbeats after a start in which a round waits for nodes that were here before: opened by the
+first one that comes back it would go on without the others."""
+
 SPEED_ROUNDS = 3
 """Speeds are those of the last rounds: a machine that was busy then may be free now."""
 
@@ -97,6 +101,8 @@ def waits_for(job: AnyRow, devices: list[AbleDevice], training: dict[tuple[str, 
 async def open_rounds(grid: Grid) -> bool:
     """Open every round that can open; whether any did."""
     async with grid.db.read() as tx:
+        if await _still_coming_back(grid, tx):
+            return False
         waiting = await jobs.in_states(tx, (JobState.QUEUED, JobState.RUNNING))
         latest = {job.id: await work.latest_round(tx, job.id) for job in waiting}
     opened = False
@@ -106,6 +112,14 @@ async def open_rounds(grid: Grid) -> bool:
         if job.version < job.rounds_total and not _under_way(latest[job.id]):
             opened |= await _open(grid, job.id)
     return opened
+
+
+async def _still_coming_back(grid: Grid, tx: Tx) -> bool:
+    """Whether nodes that worked before this process started have not come back yet but may."""
+    rejoin_s = REJOIN_HEARTBEATS * grid.settings.liveness.heartbeat_s
+    if tx.now >= grid.started_at + rejoin_s:
+        return False
+    return await fleet.any_without_session(tx)
 
 
 def _under_way(row: AnyRow | None) -> bool:
@@ -125,15 +139,20 @@ async def _open(grid: Grid, job_id: str) -> bool:
         here = candidates(spec, await able_devices(tx), await training_devices(tx), job_id)
         speeds = await work.speeds(tx, job_id, number - SPEED_ROUNDS)
         how = paradigm(spec.paradigm)
+        take, carried = 0, 0
+        if last is not None and last.number == number:
+            take = last.take + 1
+            carried = len(await work.submissions_of_round(tx, job_id, number, last.take))
         members, _ = how.eligible(
             [Member(d.node_id, d.index, speeds.get((d.node_id, d.index))) for d in here],
-            spec.workers_min,
+            max(1, spec.workers_min - carried),
             spec.workers_max,
         )
         if not members:
             return False
         slots, pool, reason = how.slots(spec, number, members, jobs.pool_of(job))
-        take = last.take + 1 if last is not None and last.number == number else 0
+        if carried:
+            reason += f"; {carried} submissions of the abandoned round count in it"
         await work.add_round(
             tx,
             job_id=job_id,
@@ -145,6 +164,8 @@ async def _open(grid: Grid, job_id: str) -> bool:
             steps=spec.steps_of_round(number),
             opened_at=tx.now,
         )
+        if carried:
+            await work.carry_over(tx, job_id, number, take - 1, take)
         await jobs.save_pool(tx, job_id, pool)
         for slot in slots:
             await tasks.add_slot(tx, grid.new_id("task"), job, number, take, slot)

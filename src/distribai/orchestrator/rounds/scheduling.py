@@ -160,7 +160,7 @@ class _Sight:
             current = await work.get_round(tx, *key)
             if current is None or current.state != RoundState.OPEN:
                 return None
-            self.views[key] = await view_round(tx, spec, current)
+            self.views[key] = await view_round(tx, spec, current, self.grid.not_before)
         decision = self.views[key].decision
         tokens = row.steps * spec.batch * spec.seq_len
         typical = sorted(speeds.values())[len(speeds) // 2] if speeds else None

@@ -157,6 +157,10 @@ async def _check_delta(grid: Grid, spec: JobSpec, task: AnyRow, outcome: Outcome
 async def _judge(
     grid: Grid, tx: Tx, task: AnyRow, outcome: Outcome, problem: DistribAIError | None
 ) -> None:
+    if await work.has_submission(tx, task.id):
+        # The fence keeps a second report away; without it the submission's key must suffice.
+        await leases.leave_state(tx, task.id, TaskState.VERIFYING, TaskState.ACCEPTED)
+        return
     row = await work.get_round(tx, task.job_id, task.round, task.take)
     is_open = row is not None and row.state == RoundState.OPEN
     if problem is not None:
@@ -252,7 +256,7 @@ async def _reject(
     if task.phase != "train":
         await tasks.add_again(tx, grid.new_id("task"), job, ended)
     elif open_round is not None:
-        view = await view_round(tx, spec, open_round)
+        view = await view_round(tx, spec, open_round, grid.not_before)
         if view.decision.action != "merge":
             await tasks.add_replacement(tx, grid.new_id("task"), job, ended)
 

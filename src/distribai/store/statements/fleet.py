@@ -52,6 +52,17 @@ async def able_nodes(tx: Tx) -> Sequence[AnyRow]:
     )
 
 
+async def any_without_session(tx: Tx) -> bool:
+    """Whether a node counts as online and willing that has no open session."""
+    there = exists().where(sessions.c.node_id == nodes.c.id, sessions.c.ended_at.is_(None))
+    row = await tx.first(
+        select(nodes.c.id)
+        .where(nodes.c.liveness == Liveness.ONLINE.value, nodes.c.intent == "contribute", ~there)
+        .limit(1)
+    )
+    return row is not None
+
+
 async def nodes_by_id(tx: Tx, ids: Collection[str]) -> Sequence[AnyRow]:
     """Nodes by id, in no order."""
     if not ids:

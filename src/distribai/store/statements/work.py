@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import func, insert, select, update
+from sqlalchemy import and_, func, insert, or_, select, update
 
 from distribai.core.states import RoundState, TaskState
 from distribai.store.engine import AnyRow, Tx
@@ -210,6 +210,12 @@ async def add_submission(tx: Tx, **values: Any) -> bool:
     return await tx.scalar(statement.returning(submissions.c.task_id)) is not None
 
 
+async def has_submission(tx: Tx, task_id: str) -> bool:
+    """Whether the task's work was accepted."""
+    query = select(submissions.c.task_id).where(submissions.c.task_id == task_id)
+    return await tx.first(query) is not None
+
+
 async def submissions_of_round(tx: Tx, job_id: str, number: int, take: int) -> Sequence[AnyRow]:
     """Accepted training work of a round, each with its task's slot."""
     return await tx.all(
@@ -267,15 +273,51 @@ async def accepted_by_round(tx: Tx, job_id: str) -> dict[tuple[int, int], tuple[
     return {(row[0], row[1]): (row[2], int(row[3])) for row in rows}
 
 
-async def arrivals(tx: Tx, job_id: str, since_round: int) -> Sequence[AnyRow]:
-    """Arrivals of a job's training results, late ones included, with their rounds."""
-    return await tx.all(
-        select(tasks.c.round, tasks.c.take, tasks.c.submitted_at, tasks.c.state)
+async def arrivals(tx: Tx, job_id: str, before: tuple[int, int], limit: int) -> Sequence[AnyRow]:
+    """The last ``limit`` arrivals of a job's training results in rounds before ``(number, take)``,
+    late ones included, oldest round first; without work that was carried into its round."""
+    rows = await tx.all(
+        select(tasks.c.round, tasks.c.take, tasks.c.submitted_at)
+        .join(
+            rounds,
+            and_(
+                rounds.c.job_id == tasks.c.job_id,
+                rounds.c.number == tasks.c.round,
+                rounds.c.take == tasks.c.take,
+            ),
+        )
         .where(
             tasks.c.job_id == job_id,
             tasks.c.phase == "train",
-            tasks.c.round >= since_round,
-            tasks.c.submitted_at.is_not(None),
+            tasks.c.submitted_at >= rounds.c.opened_at,
+            or_(
+                tasks.c.round < before[0],
+                and_(tasks.c.round == before[0], tasks.c.take < before[1]),
+            ),
         )
-        .order_by(tasks.c.round, tasks.c.take, tasks.c.submitted_at)
+        .order_by(tasks.c.round.desc(), tasks.c.take.desc(), tasks.c.submitted_at.desc())
+        .limit(limit)
     )
+    return rows[::-1]
+
+
+async def carry_over(tx: Tx, job_id: str, number: int, old: int, new: int) -> Sequence[str]:
+    """Move the accepted training work of an abandoned take of a round into the next one, which
+    starts from the same version; the tasks' ids."""
+    carried = [
+        row.task_id
+        for row in await tx.all(
+            update(submissions)
+            .where(
+                submissions.c.job_id == job_id,
+                submissions.c.round == number,
+                submissions.c.take == old,
+                submissions.c.phase == "train",
+            )
+            .values(take=new)
+            .returning(submissions.c.task_id)
+        )
+    ]
+    if carried:
+        await tx.run(update(tasks).where(tasks.c.id.in_(carried)).values(take=new))
+    return carried
