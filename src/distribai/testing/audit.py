@@ -1,0 +1,245 @@
+"""What a grid's records must show after a job, whatever died while it ran; from files alone.
+
+:func:`audit` reads the SQLite database and the blobs of an orchestrator's state directory, by their
+own means and not the orchestrator's, and lists everything that must not be:
+
+- a sample position that was consumed twice by accepted work, or by none and is not in the pool;
+- accepted work that is in no merged round, or in its round's manifest not exactly once, or that
+  started from other bits than its version's;
+- a round that, computed again from its base, its momentum and the accepted deltas, does not give
+  the recorded weights and momentum bit for bit: hence what died in between has left no trace;
+- a version whose file, update or place in the lineage does not fit; a file that is not its hash;
+- a task that has not ended, or whose acceptance is not exactly one event; likewise a round's merge.
+
+The orchestrator may still run on the directory, as long as the job has ended.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from distribai.core.architectures import manifest_of
+from distribai.core.plain import fingerprint, from_plain
+from distribai.core.spec import BlobRef, JobSpec
+from distribai.core.states import TASK, TaskState, is_terminal
+from distribai.core.tensors import ParameterManifest
+from distribai.errors import DistribAIError
+from distribai.merge.delta import open_delta
+from distribai.merge.manifests import RoundManifest, VersionManifest, replay_round
+from distribai.merge.update import apply_update
+from distribai.merge.weights import open_weights, weights_hash
+from distribai.store.blobs import blob_key, check_blob, hash_file
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """``rounds`` were computed again from ``submissions``; ``problems`` are sentences."""
+
+    rounds: int
+    submissions: int
+    problems: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything is as it must be."""
+        return not self.problems
+
+
+@dataclass(frozen=True, slots=True)
+class _Records:
+    """The rows of one job."""
+
+    job: sqlite3.Row
+    tasks: list[sqlite3.Row]
+    submissions: list[sqlite3.Row]
+    versions: dict[int, sqlite3.Row]
+    rounds: list[sqlite3.Row]
+    events: list[sqlite3.Row]
+
+    @property
+    def merged(self) -> list[sqlite3.Row]:
+        return [row for row in self.rounds if row["state"] == "merged"]
+
+    @property
+    def trained(self) -> list[sqlite3.Row]:
+        return [row for row in self.submissions if row["phase"] == "train"]
+
+
+def audit(state: Path, job_id: str, blobs: Path | None = None) -> Audit:
+    """Look at one ended job.
+
+    Args:
+        state: the orchestrator's state directory, with ``grid.sqlite3``.
+        job_id: the job's whole id.
+        blobs: where the blobs lie; ``<state>/blobs`` by default.
+
+    Raises:
+        ValueError: there is no such job.
+        OSError: the files cannot be read.
+    """
+    records = _read(state / "grid.sqlite3", job_id)
+    spec = from_plain(JobSpec, json.loads(records.job["spec"]))
+    manifest = manifest_of(spec.model.family, spec.model.config)
+    files = _Files(state / "blobs" if blobs is None else blobs)
+    problems = [*_positions(records), *_work(records), *_ends(records)]
+    for row in records.merged:
+        problems += _round(records, files, manifest, row)
+    return Audit(len(records.merged), len(records.trained), tuple(problems))
+
+
+def _read(path: Path, job_id: str) -> _Records:
+    db = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+    db.row_factory = sqlite3.Row
+
+    def rows(query: str) -> list[sqlite3.Row]:
+        return db.execute(query, (job_id,)).fetchall()
+
+    try:
+        jobs = rows("select * from jobs where id = ?")
+        if not jobs:
+            raise ValueError(f"there is no job {job_id} in {path}")
+        versions = rows("select * from versions where job_id = ?")
+        return _Records(
+            job=jobs[0],
+            tasks=rows("select * from tasks where job_id = ? order by seq"),
+            submissions=rows("select * from submissions where job_id = ? order by task_id"),
+            versions={row["version"]: row for row in versions},
+            rounds=rows("select * from rounds where job_id = ? order by number, take"),
+            events=rows("select * from outbox where job_id = ? order by id"),
+        )
+    finally:
+        db.close()
+
+
+class _Files:
+    """The blobs, each checked against its name once."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._checked: set[BlobRef] = set()
+
+    def path(self, sha256: str, size: int) -> Path:
+        """Where it lies.
+
+        Raises:
+            Integrity: its bytes are not what its name says.
+        """
+        ref, path = BlobRef(sha256, size), self._root / blob_key(sha256)
+        if ref not in self._checked:
+            check_blob(hash_file(path), ref, f"blob {sha256[:12]}")
+            self._checked.add(ref)
+        return path
+
+
+def _positions(records: _Records) -> Iterator[str]:
+    """Consumed and returned ranges lie end to end, from 0 to the pool's cursor."""
+    ranges = [tuple(r) for row in records.trained for r in json.loads(row["samples"])]
+    ranges += [tuple(r) for r in json.loads(records.job["pool_returned"])]
+    at = 0
+    for start, stop in sorted(ranges):
+        if start > at:
+            yield f"the sample positions {at} to {start} were lost"
+        elif start < at:
+            yield f"the sample positions {start} to {min(at, stop)} were consumed twice"
+        at = max(at, stop)
+    if at != records.job["pool_cursor"]:
+        yield f"positions end at {at}, {records.job['pool_cursor']} were handed out"
+
+
+def _work(records: _Records) -> Iterator[str]:
+    """Accepted work is in a merged round, and started from its version."""
+    merged = {(row["number"], row["take"]) for row in records.merged}
+    for row in records.trained:
+        if (row["round"], row["take"]) not in merged:
+            yield f"the accepted work of {row['task_id']} is in no merged round"
+        version = records.versions.get(row["round"])
+        base = json.loads(row["outcome"])["base_hash"]
+        if version is None or base != version["weights_hash"]:
+            yield f"the work of {row['task_id']} did not start from version {row['round']}"
+
+
+def _ends(records: _Records) -> Iterator[str]:
+    """Everything has ended, and each acceptance and merge was told once."""
+    for task in records.tasks:
+        if not is_terminal(TASK, TaskState(task["state"])):
+            yield f"the task {task['id']} is still {task['state']}"
+    told = Counter(e["task_id"] for e in records.events if e["kind"] == "task.accepted")
+    kept = Counter(row["task_id"] for row in records.submissions)
+    accepted = Counter(task["id"] for task in records.tasks if task["state"] == "accepted")
+    for task_id in sorted(told | kept | accepted):
+        if not told[task_id] == kept[task_id] == accepted[task_id] == 1:
+            yield (
+                f"the task {task_id} was accepted {accepted[task_id]} times, with "
+                f"{kept[task_id]} submissions and {told[task_id]} events"
+            )
+    merges = Counter(
+        json.loads(e["data"])["round"] for e in records.events if e["kind"] == "round.merged"
+    )
+    if merges != Counter(row["number"] for row in records.merged):
+        yield f"merges were told as {dict(merges)}"
+    numbers = [row["number"] for row in records.merged]
+    if numbers != list(range(records.job["version"])):
+        yield f"version {records.job['version']} came of the rounds {numbers}"
+    if sorted(records.versions) != list(range(records.job["version"] + 1)):
+        yield f"the versions are {sorted(records.versions)}"
+
+
+def _round(
+    records: _Records, files: _Files, manifest: ParameterManifest, row: sqlite3.Row
+) -> Sequence[str]:
+    name = f"round {row['number']}"
+    base, new = records.versions.get(row["number"]), records.versions.get(row["number"] + 1)
+    if base is None or new is None:
+        return [f"{name} lacks its versions"]
+    record = from_plain(RoundManifest, json.loads(row["manifest"]))
+    key = (row["number"], row["take"])
+    accepted = Counter(r["task_id"] for r in records.trained if (r["round"], r["take"]) == key)
+    if Counter(s.task_id for s in record.submissions) != accepted:
+        return [f"{name} merged other work than was accepted for it"]
+    try:
+        return [
+            f"{name}: {problem}" for problem in _replay(files, manifest, record, dict(base), new)
+        ]
+    except (DistribAIError, ValueError, OSError) as problem:
+        return [f"{name}: {problem}"]
+
+
+def _replay(
+    files: _Files,
+    manifest: ParameterManifest,
+    record: RoundManifest,
+    base: dict[str, Any],
+    new: sqlite3.Row,
+) -> Iterator[str]:
+    if (record.base_hash, record.base_momentum_hash) != (base["weights_hash"], base["outer_hash"]):
+        yield "it started from other weights or momentum than its version's"
+    if (record.weights_hash, record.momentum_hash) != (new["weights_hash"], new["outer_hash"]):
+        yield "its weights or momentum are not those of the version that it made"
+    if from_plain(VersionManifest, json.loads(new["manifest"])).round_hash != fingerprint(record):
+        yield "the version names another round as its origin"
+    theta = files.path(base["weights_sha"], base["weights_size"])
+    momentum = files.path(base["outer_sha"], base["outer_size"]) if base["outer_sha"] else None
+    deltas = [
+        open_delta(
+            files.path(s.delta.sha256, s.delta.size),
+            manifest,
+            {"task_id": s.task_id, "attempt": s.attempt, "base_version": record.round},
+        )
+        for s in record.submissions
+    ]
+    yield from replay_round(manifest, record, theta, momentum, deltas).problems
+    stored = open_weights(files.path(new["weights_sha"], new["weights_size"]), manifest)
+    if weights_hash(manifest, stored) != record.weights_hash:
+        yield "the stored weights are not the recorded ones"
+    files.path(new["outer_sha"], new["outer_size"])
+    update = files.path(new["update_sha"], new["update_size"])
+    expected: dict[str, str | int] = {"job_id": record.job_id, "version": record.round + 1}
+    led = apply_update(manifest, open_weights(theta, manifest), update, expect=expected)
+    if weights_hash(manifest, led) != record.weights_hash:
+        yield "its update does not lead to its weights"

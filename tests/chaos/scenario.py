@@ -1,0 +1,312 @@
+"""One small job on a real orchestrator that is killed at one point and started again.
+
+The two nodes run in this process, with the torch-free child, and are never restarted. Their keys,
+the job's seed and its rounds are fixed, every round waits for both, and the pretended training is
+deterministic: whatever dies, all versions must come out with the bits of an undisturbed run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import shutil
+import signal
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from distribai.client import AsyncClient, Client, calls
+from distribai.config import NodeSettings
+from distribai.core.spec import DataSpec, JobSpec, ModelSpec, RoundSpec
+from distribai.errors import Unavailable
+from distribai.node import identity
+from distribai.node.daemon import Daemon
+from distribai.testing import child, faults
+from distribai.testing.audit import audit
+from distribai.testing.faults import Hit
+from tests.e2e.harness import clean_environment
+
+T = TypeVar("T")
+
+CAP_S = 240.0
+"""How long a scenario may take on a busy machine."""
+
+ROUNDS = 3
+NODES = 2
+
+PATIENT = {
+    "DISTRIBAI_LIVENESS_HEARTBEAT_S": "0.5",
+    "DISTRIBAI_LIVENESS_TICK_S": "0.5",
+    "DISTRIBAI_ORCHESTRATOR_MERGE_THREADS": "1",
+}
+"""Quick to look for work, but with the usual patience: nothing may hang on a lease that runs out,
+for that would cost the job half a minute, and its bits."""
+
+When = Literal["first start", "restart"]
+"""In which process the fault is: the grid's first one, or one that starts on a running job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Where the orchestrator dies; ``hit`` None: nowhere."""
+
+    when: When
+    hit: Hit | None = None
+
+    def __str__(self) -> str:
+        return f"{self.when}, {self.hit}"
+
+
+@dataclass
+class Result:
+    """What came of a case. ``weights`` are the hashes of all versions."""
+
+    case: Case
+    killed: bool
+    seconds: float
+    problems: list[str] = field(default_factory=list)
+    weights: list[str] = field(default_factory=list)
+
+
+class Hasty(random.Random):
+    """Chance that waits a short time only, before it tries again."""
+
+    def uniform(self, a: float, b: float) -> float:
+        return min(super().uniform(a, b), 0.2)
+
+
+class Grid:
+    """An orchestrator that somebody starts again whenever it dies, and its nodes."""
+
+    def __init__(self, root: Path, keys: Path) -> None:
+        self.root = root
+        self.keys = keys
+        self.record = root / "points.txt"
+        self.ready: dict[str, Any] = {}
+        self.token = ""
+        self.serving = asyncio.Event()
+        self.killed = 0
+        self.problems: list[str] = []
+        self._orchestrator: asyncio.subprocess.Process | None = None
+        self._daemons: list[Daemon] = []
+        self._nodes: list[asyncio.Task[None]] = []
+
+    @property
+    def state(self) -> Path:
+        return self.root / "home" / "state" / "orchestrator"
+
+    async def start(self, *options: str) -> None:
+        """Start the orchestrator and wait until it serves or is dead."""
+        ports = [self.ready.get(name, ":0").rsplit(":", 1)[1] for name in ("grpc", "http")]
+        arguments = ["orchestrator", "start", "--json"]
+        arguments += ["--grpc-port", ports[0], "--http-port", ports[1]]
+        with (self.root / "orchestrator.log").open("a") as log:
+            self._orchestrator = await asyncio.create_subprocess_exec(
+                *faults.command(*options, arguments=arguments),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                env={**clean_environment(), **PATIENT, "DISTRIBAI_HOME": str(self.root / "home")},
+                cwd=self.root,
+            )
+        assert self._orchestrator.stdout is not None
+        line = await self._orchestrator.stdout.readline()
+        if not line:
+            return
+        self.ready = json.loads(line)
+        self.token = self.ready["operator_token"] or self.token
+        self.serving.set()
+        if not self._nodes:
+            self._start_nodes()
+
+    async def keep_alive(self) -> None:
+        """Start it again, without a fault, whenever it has been killed."""
+        while True:
+            assert self._orchestrator is not None
+            status = await self._orchestrator.wait()
+            self.serving.clear()
+            if status != -signal.SIGKILL:
+                self.problems.append(f"the orchestrator ended with status {status}")
+                return
+            self.killed += 1
+            await self.start()
+
+    async def kill(self) -> None:
+        """From outside, at any moment."""
+        assert self._orchestrator is not None
+        self._orchestrator.kill()
+        await self._orchestrator.wait()
+        self.serving.clear()
+
+    async def stop(self) -> None:
+        """End everything in order."""
+        for daemon in self._daemons:
+            daemon.finish(partial=True)
+        _, late = await asyncio.wait(self._nodes, timeout=60.0) if self._nodes else (None, ())
+        for node in late:
+            self.problems.append("a node did not leave")
+            node.cancel()
+        for node in self._nodes:
+            if node.done() and not node.cancelled() and node.exception() is not None:
+                self.problems.append(f"a node ended: {node.exception()!r}")
+        process = self._orchestrator
+        if process is not None and process.returncode is None:
+            process.send_signal(signal.SIGTERM)
+            if await process.wait() != 0:
+                self.problems.append(f"the orchestrator left with status {process.returncode}")
+
+    def _start_nodes(self) -> None:
+        for number in range(NODES):
+            state = self.root / f"node{number}"
+            shutil.copytree(self.keys / f"node{number}", state)
+            settings = NodeSettings(
+                state_dir=state,
+                join=self.ready["join_link"],
+                name=f"node{number}",
+                device="cpu",
+                threads=1,
+                progress_s=0.0,
+            )
+            daemon = Daemon(settings, rng=Hasty(number), command=child.command())
+            self._daemons.append(daemon)
+            self._nodes.append(asyncio.create_task(daemon.run()))
+
+    # ------------------------------------------------------------------ the operator
+
+    async def create_job(self, key: str) -> str:
+        """Upload the data, submit and accept a job: all of it again, with the same idempotency
+        key, until it was answered."""
+        text = self.root / "text.txt"
+        text.write_text("".join(f"line {i} of the text\n" for i in range(200)))
+
+        def attempt() -> str:
+            with Client(self.ready["url"], self.token) as client:
+                data = DataSpec(source="blobs", files=(client.upload(text),), held_out=0.1)
+                job = client.create_job(_spec(data), key)
+                client.accept(job.id)
+                return job.id
+
+        return await self._until_answered(lambda: asyncio.to_thread(attempt))
+
+    async def job(self, job_id: str) -> Any:
+        async def ask() -> Any:
+            async with AsyncClient(self.ready["url"], self.token) as client:
+                return await client.send(calls.job(job_id))
+
+        return await self._until_answered(ask)
+
+    async def until(self, job_id: str, wanted: Callable[[Any], bool]) -> None:
+        """Wait until the job is as ``wanted``."""
+        while True:
+            job = await self.job(job_id)
+            if wanted(job):
+                return
+            if job.state not in ("queued", "running"):
+                raise AssertionError(f"the job is {job.state}: {job.reason}")
+            await asyncio.sleep(0.05)
+
+    async def _until_answered(self, ask: Callable[[], Awaitable[T]]) -> T:
+        while True:
+            await self.serving.wait()
+            try:
+                return await ask()
+            except Unavailable as problem:
+                if problem.code != "grid.unreachable":
+                    raise
+                await asyncio.sleep(0.05)
+
+
+def _spec(data: DataSpec) -> JobSpec:
+    return JobSpec(
+        name="chaos",
+        model=ModelSpec("decoder_transformer", {"dim": 8, "layers": 1, "heads": 2, "ffn_dim": 8}),
+        data=data,
+        steps=2 * ROUNDS,
+        batch=2,
+        seq_len=8,
+        workers_min=NODES,
+        workers_max=NODES,
+        rounds=RoundSpec(inner_steps=2, min_inner_steps=1.0, quorum=1.0, grace_max=100.0),
+    )
+
+
+def make_keys(directory: Path) -> Path:
+    """State directories with the keys of the nodes, to be copied."""
+    for number in range(NODES):
+        (directory / f"node{number}").mkdir(parents=True)
+        identity.load_or_create(directory / f"node{number}")
+    return directory
+
+
+async def play(root: Path, keys: Path, case: Case) -> Result:
+    """Run one case from an empty directory to the audit of its completed job."""
+    root.mkdir(parents=True)
+    began = time.monotonic()
+    grid = Grid(root, keys)
+    options = ["--record", str(grid.record)]
+    if case.hit is not None:
+        options += ["--kill", str(case.hit)]
+    job_id = ""
+    try:
+        async with asyncio.timeout(CAP_S):
+            if case.when == "first start":
+                await grid.start(*options)
+                async with _kept_alive(grid):
+                    job_id = await grid.create_job(root.name)
+                    await grid.until(job_id, lambda job: job.state == "completed")
+            else:
+                await grid.start()
+                job_id = await grid.create_job(root.name)
+                await grid.until(job_id, lambda job: job.version >= 1)
+                await grid.kill()
+                await grid.start(*options)
+                async with _kept_alive(grid):
+                    await grid.until(job_id, lambda job: job.state == "completed")
+    except TimeoutError:
+        grid.problems.append(f"it took more than {CAP_S} s")
+    except AssertionError as problem:
+        grid.problems.append(str(problem))
+    await grid.stop()
+    result = Result(case, grid.killed > 0, time.monotonic() - began, grid.problems)
+    if not result.problems:
+        found = audit(grid.state, job_id)
+        result.problems += found.problems
+        result.weights = weights_of(grid.state, job_id)
+        if len(result.weights) != ROUNDS + 1:
+            result.problems.append(f"there are {len(result.weights)} versions")
+        if found.submissions != ROUNDS * NODES:
+            result.problems.append(f"{found.submissions} submissions were accepted")
+    return result
+
+
+@asynccontextmanager
+async def _kept_alive(grid: Grid) -> AsyncIterator[None]:
+    keeper = asyncio.create_task(grid.keep_alive())
+    body = asyncio.current_task()
+    assert body is not None
+    keeper.add_done_callback(lambda task: None if task.cancelled() else body.cancel())
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not keeper.done():
+            raise
+        body.uncancel()
+        keeper.result()
+    finally:
+        keeper.cancel()
+        await asyncio.wait({keeper})
+
+
+def weights_of(state: Path, job_id: str) -> list[str]:
+    """The hashes of all versions, from 0."""
+    db = sqlite3.connect(state / "grid.sqlite3")
+    try:
+        query = "select weights_hash || outer_hash from versions where job_id = ? order by version"
+        return [row[0] for row in db.execute(query, (job_id,))]
+    finally:
+        db.close()
