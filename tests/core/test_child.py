@@ -36,12 +36,15 @@ ASSIGNMENT = Assignment(
 
 MESSAGES = [
     child.Run(ASSIGNMENT, "/out", "cpu", 1),
+    child.Run(ASSIGNMENT, "/out", "cpu", 1, child.Checkpoints(15.0, 0.03, 1 << 30)),
     child.Have({"a" * 64: "/p"}),
     child.Gate(0.5, True, False),
+    child.Finish("task_x", 2.5),
     child.Cancel("task_x", "why"),
     child.Ready("2.13", ("cpu",)),
     child.Need((REF,)),
     child.ProgressLine(Progress("task_x", 3, 1, 10, 2.5, 100.0)),
+    child.Checkpointed(40, resumed=True),
     child.LogLine("info", "hello", {"k": "v"}),
     child.Done(
         Outcome("task_x", 3, "done", REF, (SampleRange(0, 80),), 10, 640, "h", {"loss": 1.0}), "/d"

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -63,6 +64,95 @@ def test_a_pause_blocks_until_it_is_lifted() -> None:
     channel._take(wire.Gate())
     thread.join(60)
     assert passed.is_set()
+
+
+class Steps:
+    """A task of ten steps whose gate is passed every ``seconds``."""
+
+    def __init__(self, run: wire.Run) -> None:
+        self.now, self.left, self.run = 0.0, 10, run
+        self.channel = Channel(io.BytesIO(), io.BytesIO(), clock=lambda: self.now)
+        self.channel._take(run)
+        self.channel.next_run()
+        assert self.channel(0.0)
+
+    def step(self, seconds: float = 2.0) -> bool:
+        self.now += seconds
+        self.left -= 1
+        return self.channel(seconds, self.left)
+
+    def merges(self, within_s: float, task_id: str = "") -> None:
+        self.channel._take(wire.Finish(task_id or self.run.assignment.task_id, within_s))
+
+
+def test_a_task_that_fits_before_the_merge_goes_on_to_its_end(run: wire.Run) -> None:
+    steps = Steps(run)
+    assert steps.step(30.0)  # the first one compiles: it foretells nothing
+    assert steps.step()
+    steps.merges(16.0)
+    assert steps.channel.exact
+    assert [steps.step() for _ in range(8)] == [True] * 8
+
+
+def test_a_task_that_does_not_fit_ends_after_the_present_step(run: wire.Run) -> None:
+    steps = Steps(run)
+    assert steps.step()
+    assert steps.step()
+    steps.merges(15.9)
+    assert not steps.step()
+
+
+def test_a_task_without_a_step_does_one_before_it_ends(run: wire.Run) -> None:
+    steps = Steps(run)
+    steps.merges(0.0)
+    assert steps.channel(0.0)
+    assert not steps.step()
+
+
+def test_a_task_that_slows_down_on_its_way_ends_then(run: wire.Run) -> None:
+    steps = Steps(run)
+    assert steps.step()
+    assert steps.step()
+    steps.merges(17.0)
+    assert steps.step()
+    assert not steps.step(4.0)
+
+
+def test_the_time_to_encode_is_known_from_the_task_before(run: wire.Run) -> None:
+    steps = Steps(run)
+    assert steps.step()
+    steps.now += 5.0
+    steps.channel.encoded()
+    again = Steps(run)
+    again.channel._encode_s = steps.channel._encode_s
+    assert again.step()
+    assert again.step()
+    again.merges(20.9)
+    assert not again.step()
+
+
+def test_a_paused_task_does_not_keep_its_round_waiting(run: wire.Run) -> None:
+    steps = Steps(run)
+    assert steps.step()
+    steps.channel._take(wire.Gate(pause=True))
+    ended: list[bool] = []
+    thread = threading.Thread(target=lambda: ended.append(steps.step()))
+    thread.start()
+    assert ended == []
+    steps.merges(1000.0)
+    thread.join(60)
+    assert ended == [False]
+
+
+def test_a_merge_goes_to_its_task_alone(run: wire.Run) -> None:
+    steps = Steps(run)
+    steps.merges(0.0, "task_other")
+    assert steps.step()
+    steps.merges(0.0)
+    other = wire.Run(replace(run.assignment, task_id="task_b"), "", "cpu", 1)
+    steps.channel._take(other)
+    steps.channel.next_run()
+    assert steps.step()
 
 
 def test_a_cancel_goes_to_its_task_alone(run: wire.Run) -> None:

@@ -159,7 +159,7 @@ def test_the_gate_ends_the_task_after_the_present_step() -> None:
     class Third:
         exact = True
 
-        def __call__(self, step_seconds: float) -> bool:
+        def __call__(self, step_seconds: float, left: int = 0) -> bool:
             seen.append(step_seconds)
             return len(seen) < 3
 
@@ -177,7 +177,7 @@ def test_progress_is_reported_at_most_every_two_seconds() -> None:
     class Slow:
         exact = False
 
-        def __call__(self, step_seconds: float) -> bool:
+        def __call__(self, step_seconds: float, left: int = 0) -> bool:
             now[0] += 0.75
             return True
 

@@ -13,7 +13,9 @@ the child.
       |                  <-- Need         |   blobs it wants, any number of times
       |  Have -->                         |   local paths; or Cancel
       |                  <-- ProgressLine |   at most every 2 s
+      |                  <-- Checkpointed |   the task is on disk, or went on from there
       |  Gate -->                         |   at any time: limits, pause, finish
+      |  Finish -->                       |   at any time after Run: the task's round merges soon
       |                  <-- Done         |   exactly one per Run, also after Cancel
 
 Unreadable lines are an error of the other side, never skipped.
@@ -32,13 +34,28 @@ from distribai.core.tasks import Assignment, Outcome, Progress
 
 
 @dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """How a running training task is kept on disk.
+
+    At least ``every_s`` seconds apart (0: never), with at most ``share`` of the training time spent
+    on it, and never one of more than ``max_bytes`` bytes.
+    """
+
+    every_s: float = 0.0
+    share: float = 0.03
+    max_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
-    """Do this task. ``out_dir`` is where a delta may be written (the file is the daemon's then)."""
+    """Do this task. ``out_dir`` is where a delta may be written (the file is the daemon's then),
+    and where checkpoints go and an earlier one of the same attempt is looked for."""
 
     assignment: Assignment
     out_dir: str
     device: str
     threads: int
+    checkpoints: Checkpoints = Checkpoints()
     type: Literal["run"] = "run"
 
 
@@ -63,6 +80,19 @@ class Gate:
     pause: bool = False
     finish: bool = False
     type: Literal["gate"] = "gate"
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The task's round merges in ``within_s`` seconds, less what delivering the result takes.
+
+    The child goes on to the end if the remaining steps fit, as it measures them; else it ends after
+    the present step with what was really done, at least one step.
+    """
+
+    task_id: str
+    within_s: float
+    type: Literal["finish"] = "finish"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +135,15 @@ class ProgressLine:
 
 
 @dataclass(frozen=True, slots=True)
+class Checkpointed:
+    """The running task is on disk after ``steps`` steps; ``resumed``: it goes on from there now."""
+
+    steps: int
+    resumed: bool = False
+    type: Literal["checkpointed"] = "checkpointed"
+
+
+@dataclass(frozen=True, slots=True)
 class LogLine:
     """Something worth telling the job's owner."""
 
@@ -123,13 +162,25 @@ class Done:
     type: Literal["done"] = "done"
 
 
-ToChild = Run | Have | Gate | Cancel
-FromChild = Ready | Need | ProgressLine | LogLine | Done
+ToChild = Run | Have | Gate | Finish | Cancel
+FromChild = Ready | Need | ProgressLine | Checkpointed | LogLine | Done
 Message = ToChild | FromChild
 
 _TYPES = {
     c.__dataclass_fields__["type"].default: c
-    for c in (Run, Have, Gate, Cancel, Ready, Need, ProgressLine, LogLine, Done)
+    for c in (
+        Run,
+        Have,
+        Gate,
+        Finish,
+        Cancel,
+        Ready,
+        Need,
+        ProgressLine,
+        Checkpointed,
+        LogLine,
+        Done,
+    )
 }
 
 

@@ -12,7 +12,6 @@ import time
 import traceback
 from collections import OrderedDict
 from collections.abc import Callable
-from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
@@ -95,7 +94,8 @@ class Child:
             progress = Progress(task.task_id, task.attempt, step, task.steps, loss, tokens_per_s)
             self._channel.send(ProgressLine(progress))
 
-        outcome, path = desk.train(task, Path(run.out_dir), fetch, gate, report)
+        outcome, path = desk.train(run, fetch, gate, report, self._channel.send)
+        self._channel.encoded()
         return Done(outcome, str(path))
 
     def _desk(self, run: Run) -> Desk:

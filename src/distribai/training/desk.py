@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from distribai.core.child import FromChild, Run
 from distribai.core.plain import from_plain
 from distribai.core.ranges import split, total
 from distribai.core.spec import BlobRef, JobSpec
@@ -23,6 +24,7 @@ from distribai.errors import InternalFault, UsageError
 from distribai.merge.delta import DeltaHeader, write_delta
 from distribai.merge.weights import Weights
 from distribai.training import models
+from distribai.training.checkpoint import Budget, Checkpointer
 from distribai.training.generate import generate
 from distribai.training.loop import (
     NEWCOMER_WARMUP,
@@ -69,16 +71,24 @@ class Desk:
         )
         self._data: tuple[DatasetRef, DatasetManifest, SampleReader] | None = None
         self._has_moments = False
+        self._clock, self._budget = clock, Budget(clock)
 
     def train(
-        self, task: Assignment, out_dir: Path, fetch: Fetch, gate: Gate, report: Report
+        self,
+        run: Run,
+        fetch: Fetch,
+        gate: Gate,
+        report: Report,
+        tell: Callable[[FromChild], None] = lambda _: None,
     ) -> tuple[Outcome, Path]:
-        """H inner steps and the delta's file.
+        """H inner steps and the delta's file; from the checkpoint in ``run.out_dir`` on, if one
+        fits. ``tell`` hears of checkpoints.
 
         Raises:
             InternalFault: the assignment contradicts itself, or the loss is not finite.
             OutOfMemory: one sequence does not fit.
         """
+        task, out_dir = run.assignment, Path(run.out_dir)
         batch, base = self.spec.batch, self._reach(task, fetch)
         if task.steps < 1 or total(task.samples) != task.steps * batch:
             raise InternalFault(
@@ -86,7 +96,19 @@ class Desk:
                 f"{total(task.samples)} samples were assigned for {task.steps} steps of {batch}.",
             )
         _, reader = self._open_data(task.data, fetch)
-        newcomer = self._renew_moments()
+        keep = Checkpointer(
+            out_dir,
+            task,
+            run.checkpoints,
+            self.live,
+            self.optimizer,
+            self._budget,
+            self._clock,
+            tell,
+        )
+        keep.newcomer = self._renew_moments()
+        start = keep.resume()
+        steps_before = 0 if start is None else start.mark.steps
         plan = Plan(
             schedule=self.spec.schedule,
             total=self.spec.steps,
@@ -94,9 +116,13 @@ class Desk:
             steps=task.steps,
             batch=batch,
             clip=self.spec.optimizer.clip,
-            rewarm=NEWCOMER_WARMUP if newcomer and task.inner_step_offset else 0,
+            rewarm=NEWCOMER_WARMUP if keep.newcomer and task.inner_step_offset else 0,
         )
-        done = self.loop.run(plan, reader.batches(task.samples, batch), gate, report)
+        rows = reader.batches(split(task.samples, steps_before * batch)[1], batch)
+        self._budget.begin()
+        known = None if start is None else (start.mark, start.losses)
+        done = self.loop.run(plan, rows, gate, report, keep, known)
+        self._budget.end()
         self._has_moments = self.spec.rounds.moments == "keep"
         header = DeltaHeader(
             job_id=task.job_id,

@@ -43,8 +43,11 @@ class Gate(Protocol):
         """Whether ``step_seconds`` must be the device's time, not merely the host's."""
         ...
 
-    def __call__(self, step_seconds: float) -> bool:
-        """Sleep or block as the limits say; False ends the task after the present step."""
+    def __call__(self, step_seconds: float, left: int = 0) -> bool:
+        """Sleep or block as the limits say; False ends the task after the present step.
+
+        ``left`` steps are still to be done; 0 where there is nothing to end early.
+        """
         ...
 
 
@@ -61,13 +64,37 @@ class OpenGate:
 
     exact = False
 
-    def __call__(self, step_seconds: float) -> bool:
+    def __call__(self, step_seconds: float, left: int = 0) -> bool:
         """Always go on."""
         return True
 
 
 def no_report(step: int, loss: float, tokens_per_s: float) -> None:
     """Progress that nobody wants."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """How far a task is: ``steps`` done on ``tokens`` target tokens in ``seconds``, with the
+    ``micro_batch`` that fits (0: the whole batch)."""
+
+    steps: int
+    tokens: int
+    seconds: float
+    micro_batch: int
+
+
+class Keep(Protocol):
+    """Is offered the state between two steps."""
+
+    def __call__(self, mark: Mark, losses: Tensor) -> None:
+        """``losses`` of the steps so far, shape (steps,), on the device. The model and the
+        optimizer hold the state after ``mark.steps`` steps and do not change during the call."""
+        ...
+
+
+def no_keep(mark: Mark, losses: Tensor) -> None:
+    """A state that nobody keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +180,15 @@ class InnerLoop:
         batches: Iterator[np.ndarray],
         gate: Gate | None = None,
         report: Report = no_report,
+        keep: Keep = no_keep,
+        start: tuple[Mark, Tensor] | None = None,
     ) -> Trained:
         """Train ``plan.steps`` steps, fewer when the gate says so.
 
-        ``batches`` yields each step's rows (batch, length + 1), int64.
+        ``batches`` yields each step's rows (batch, length + 1), int64. ``start`` goes on from what
+        ``keep`` was given: the model and the optimizer hold that state again, and ``batches``
+        begins with the next step's rows. The steps that follow are the same, bit for bit where the
+        device is.
 
         Raises:
             OutOfMemory: ``node.memory``: one sequence does not fit.
@@ -166,9 +198,15 @@ class InnerLoop:
             raise ValueError("a task trains at least one step")
         gate = gate or OpenGate()
         self.model.train()
-        start = mark = reported_at = self.clock()
+        done = tokens = 0
+        began = mark = reported_at = self.clock()
         losses = _Losses(plan.steps, self.device)
-        tokens = reported_tokens = done = 0
+        if start is not None:
+            earlier, known = start
+            done, tokens, self.micro_batch = earlier.steps, earlier.tokens, earlier.micro_batch
+            began -= earlier.seconds
+            losses.restore(known)
+        reported_tokens = tokens
         while done < plan.steps:
             rows = torch.from_numpy(next(batches)).to(self.device, non_blocking=True)
             self.optimizer.set_factor(plan.factor(done))
@@ -180,7 +218,10 @@ class InnerLoop:
             if gate.exact:
                 losses.synchronize(done)
             now = self.clock()
-            go_on = gate(now - mark)
+            go_on = gate(now - mark, plan.steps - done)
+            if go_on and done < plan.steps:
+                so_far = Mark(done, tokens, self.clock() - began, self.micro_batch)
+                keep(so_far, losses.so_far(done))
             mark = self.clock()
             if mark - reported_at >= REPORT_EVERY_S and done < plan.steps:
                 speed = (tokens - reported_tokens) / (mark - reported_at)
@@ -190,7 +231,7 @@ class InnerLoop:
                 break
         first, last = (_finite(x, done) for x in losses.ends(done))
         self.optimizer.zero_grad()
-        return Trained(done, tokens, first, last, self.clock() - start)
+        return Trained(done, tokens, first, last, self.clock() - began)
 
     def _gradients(self, rows: Tensor) -> Tensor:
         """Gradients of the mean loss over ``rows``, halving the micro-batch as often as needed.
@@ -245,6 +286,14 @@ class _Losses:
 
     def add(self, step: int, loss: Tensor) -> None:
         self._values[step] = loss
+
+    def restore(self, known: Tensor) -> None:
+        """The losses of the steps that were done before."""
+        self._reported = known.numel()
+        self._values[: self._reported] = known.to(self._values.device)
+
+    def so_far(self, done: int) -> Tensor:
+        return self._values[:done]
 
     def synchronize(self, done: int) -> None:
         """Wait until the device has finished the steps so far."""

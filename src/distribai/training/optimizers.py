@@ -15,7 +15,7 @@ instructions runs about 25 times slower than the batched fp32 of :class:`Muon` h
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -154,6 +154,7 @@ class InnerOptimizer:
         rest = [p for n, p in named if n not in taken]
         device = next((p.device.type for _, p in named), "cpu")
         self.parameters: list[nn.Parameter] = [p for _, p in named]
+        self._names: dict[Tensor, str] = {p: n for n, p in named}
         self._optimizers: list[torch.optim.Optimizer] = []
         if muon:
             self._optimizers.append(
@@ -199,6 +200,48 @@ class InnerOptimizer:
         """Fresh moments, as if nothing had been trained yet."""
         for optimizer in self._optimizers:
             optimizer.state.clear()
+
+    def state(self) -> dict[str, Tensor]:
+        """The moments and step counts, named ``<what>/<parameter>``; the optimizer's own tensors.
+
+        A codec's error feedback, which is kept beside the moments, will be one more ``what``.
+        """
+        return {
+            f"{what}/{self._names[p]}": value
+            for optimizer in self._optimizers
+            for p, values in optimizer.state.items()
+            for what, value in values.items()
+        }
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on with exactly the moments and step counts that :meth:`state` gave.
+
+        Raises:
+            ValueError: a name or shape is not one of this optimizer; nothing has changed then.
+        """
+        places: dict[str, tuple[torch.optim.Optimizer, nn.Parameter]] = {
+            self._names[p]: (optimizer, p)
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
+            for p in group["params"]
+        }
+        found: list[tuple[torch.optim.Optimizer, nn.Parameter, str, Tensor]] = []
+        for name, value in tensors.items():
+            what, _, parameter = name.partition("/")
+            optimizer, p = places.get(parameter, (None, None))
+            known = ("momentum",) if isinstance(optimizer, Muon) else _ADAM_STATE
+            if optimizer is None or p is None or what not in known:
+                raise ValueError(f"the optimizer has no {name}")
+            if value.shape != (() if what == "step" else p.shape):
+                raise ValueError(f"{name} has the shape {tuple(value.shape)}")
+            found.append((optimizer, p, what, value))
+        self.reset()
+        for optimizer, p, what, value in found:
+            dtype = torch.float32 if what == "step" else p.dtype
+            optimizer.state[p][what] = value.to(p.device, dtype, copy=True)
+
+
+_ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
 
 
 def muon_names(family_name: str, config: Plain) -> frozenset[str]:

@@ -85,6 +85,10 @@ class LiveModel:
                 out[spec.name] = _to_canonical(spec, live)
         return out
 
+    def tensors(self) -> dict[str, Tensor]:
+        """The live tensors themselves, by the manifest's names."""
+        return self._tensors
+
     def buffers(self) -> list[Tensor]:
         """Live tensors that a forward pass may change."""
         kinds = ("float_buffer", "int_buffer")
