@@ -83,6 +83,16 @@ def test_a_task_does_not_go_straight_back_to_where_it_failed() -> None:
     assert matched([back], [cpu("a", job=0)]) == {"t": "a"}, "nobody else could"
 
 
+def test_a_task_for_one_node_alone_waits_for_it() -> None:
+    own = task("t", only="b", preferred=("b", 0))
+    assert match([own], [cpu("a")], 0.0)[0] == []
+    assert "meant for" in match([own], [cpu("a")], 0.0)[1]["t"]
+    assert matched([own], [cpu("a"), cpu("b")]) == {"t": "b"}
+    other_device = [cpu("a"), FreeDevice("b", 1, "cpu", 1000)]
+    assert match([own], other_device, 0.0)[0] == [Match("t", "b", 1)]
+    assert matched([task("u", only="b", memory_mb=2000)], [cpu("b")]) == {}
+
+
 def test_an_excluded_node_never_gets_the_task() -> None:
     barred = task("t", excluded=frozenset({"a"}), preferred=("a", 0), last_failed_node="a")
     assert matched([barred], [cpu("a", job=0)]) == {}

@@ -47,7 +47,7 @@ class QueuedTask:
     ``queued_at`` in seconds on the clock of ``now``; ``memory_mb`` and ``device`` what it needs;
     ``base_version`` the weights that it starts from; ``preferred`` the node and device index that
     its slot was meant for; ``last_failed_node`` where its last attempt failed; ``excluded`` nodes
-    that must not get it.
+    that must not get it; ``only`` the one node that may, if there is such.
     """
 
     task_id: str
@@ -61,6 +61,7 @@ class QueuedTask:
     preferred: tuple[str, int] | None = None
     last_failed_node: str = ""
     excluded: frozenset[str] = frozenset()
+    only: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,25 +207,36 @@ class _Fleet:
         if device is None or self._taken[device] or not self._fits(task, device):
             return None
         node = self.devices[device].node_id
-        if node in task.excluded or node == task.last_failed_node:
+        barred = node in task.excluded or node == task.last_failed_node
+        if barred or task.only not in ("", node):
             return None
         self._taken[device] = True
         return device
 
     def choose(self, task: QueuedTask) -> int | None:
         """Take the best device for the task, if there is one."""
-        if self._largest(task) < task.memory_mb:
-            return None
-        device = self._search(task, task.excluded | {task.last_failed_node})
-        if device is None and task.last_failed_node not in task.excluded:
-            back = self._of_node.get(task.last_failed_node, ())
-            device = next((d for d in back if not self._taken[d] and self._fits(task, d)), None)
+        if task.only:
+            device = self._on_node(task, task.only)
+        elif self._largest(task) < task.memory_mb:
+            device = None
+        else:
+            device = self._search(task)
+            if device is None:
+                device = self._on_node(task, task.last_failed_node)
         if device is not None:
             self._taken[device] = True
         return device
 
+    def _on_node(self, task: QueuedTask, node: str) -> int | None:
+        if node in task.excluded:
+            return None
+        own = self._of_node.get(node, ())
+        return next((d for d in own if not self._taken[d] and self._fits(task, d)), None)
+
     def why_not(self, task: QueuedTask) -> str:
         """Why no free device was left for the task."""
+        if task.only:
+            return "the node that it was meant for is not free"
         kinds = _types(task)
         sizes = [self._sizes[kind] for kind in kinds if self._sizes[kind]]
         what = "device" if task.device == "any" else f"{task.device} device"
@@ -247,9 +259,10 @@ class _Fleet:
         """Memory of the largest device of the task's type, before anything was taken."""
         return max((s[-1] for kind in _types(task) if (s := self._sizes[kind])), default=0.0)
 
-    def _search(self, task: QueuedTask, avoid: frozenset[str]) -> int | None:
+    def _search(self, task: QueuedTask) -> int | None:
         def allowed(device: int) -> bool:
-            return self.devices[device].node_id not in avoid
+            node = self.devices[device].node_id
+            return node not in task.excluded and node != task.last_failed_node
 
         def fits(device: int) -> bool:
             return self._fits(task, device) and allowed(device)

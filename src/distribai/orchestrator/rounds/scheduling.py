@@ -83,7 +83,7 @@ async def look(grid: Grid, tx: Tx) -> Picture:
     able = await able_devices(tx)
     busy = {(t.node_id, t.device) for t in await work.tasks_in(tx, (TaskState.LEASED,))}
     free = [d for d in able if (d.node_id, d.index) not in busy]
-    sight = _Sight(grid, able, free, {}, {})
+    sight = _Sight(grid, able, free, {}, {}, {})
     picture = Picture([], [_free(grid, d) for d in free], [], tx.now)
     for row in await work.queued_with_job(tx):
         if row.phase != "generate" and row.job_state == JobState.PAUSED:
@@ -98,6 +98,18 @@ def _free(grid: Grid, device: AbleDevice) -> FreeDevice:
     return FreeDevice(device.node_id, device.index, device.type, device.memory_mb, warm)
 
 
+@dataclass(frozen=True, slots=True)
+class _JobSight:
+    """What the tasks of a job share: ``fitting`` are the nodes with a device for them, ``typical``
+    the median speed."""
+
+    spec: JobSpec
+    memory_mb: int
+    speeds: dict[tuple[str, int], float]
+    fitting: frozenset[str]
+    typical: float | None
+
+
 @dataclass
 class _Sight:
     """One look: what several tasks of a job or round share is read once."""
@@ -105,69 +117,79 @@ class _Sight:
     grid: Grid
     able: Sequence[AbleDevice]
     free: Sequence[AbleDevice]
-    jobs: dict[str, tuple[JobSpec, int, dict[tuple[str, int], float]]]
+    jobs: dict[str, _JobSight]
     views: dict[tuple[str, int, int], RoundView]
+    hopeful: dict[tuple[str, int, int, int], frozenset[str] | None]
 
     async def add(self, tx: Tx, row: AnyRow, picture: Picture) -> None:
         """Put a queued task into the picture, if it may go to anybody now."""
-        spec, memory, speeds = await self._job(tx, row)
-        fitting = [d for d in self.able if d.fits(memory, spec.resources.device)]
+        job = await self._job(tx, row)
         task = QueuedTask(
             task_id=row.id,
             job_id=row.job_id,
             phase=cast(Phase, row.phase),
-            priority="P0" if row.phase == "generate" else spec.priority,
+            priority="P0" if row.phase == "generate" else job.spec.priority,
             queued_at=row.created_at,
-            memory_mb=memory,
-            device=spec.resources.device,
+            memory_mb=job.memory_mb,
+            device=job.spec.resources.device,
             base_version=row.round,
             preferred=(row.member_id, row.member_device) if row.member_id else None,
             last_failed_node=row.causes[-1]["node_id"] if row.causes else "",
         )
-        bound = any(d.node_id == row.member_id for d in fitting)
-        if bound:
+        if row.member_id in job.fitting:
             # Its own member will be free soon: nobody else gets the slot.
-            others = frozenset(d.node_id for d in self.able) - {row.member_id}
-            task = replace(task, excluded=others)
-        elif any(d.node_id != task.last_failed_node for d in fitting):
+            picture.queued.append(replace(task, only=row.member_id))
+            return
+        if job.fitting - {task.last_failed_node}:
             # Never straight back to where it just failed, as long as another could take it.
             task = replace(task, excluded=frozenset({task.last_failed_node}) - {""})
-        if row.phase == "train" and not bound:
-            hopeful = await self._hopeful(tx, row, spec, speeds)
+        if row.phase == "train":
+            hopeful = await self._hopeful(tx, row, job)
             if hopeful is None:
                 picture.hopeless.append(row)
                 return
-            late = frozenset(d.node_id for d in self.able) - hopeful
+            late = frozenset(d.node_id for d in self.free) - hopeful
             task = replace(task, excluded=task.excluded | late)
         picture.queued.append(task)
 
-    async def _job(self, tx: Tx, row: AnyRow) -> tuple[JobSpec, int, dict[tuple[str, int], float]]:
-        """Spec, memory in MiB and measured speeds of a task's job."""
+    async def _job(self, tx: Tx, row: AnyRow) -> _JobSight:
         if row.job_id not in self.jobs:
             job = await jobs.get(tx, row.job_id)
             assert job is not None
             spec = tasks.spec_of(job)
+            memory = task_memory_mb(spec)
             speeds = await work.speeds(tx, row.job_id, job.version - SPEED_ROUNDS)
-            self.jobs[row.job_id] = (spec, task_memory_mb(spec), speeds)
+            self.jobs[row.job_id] = _JobSight(
+                spec,
+                memory,
+                speeds,
+                frozenset(d.node_id for d in self.able if d.fits(memory, spec.resources.device)),
+                sorted(speeds.values())[len(speeds) // 2] if speeds else None,
+            )
         return self.jobs[row.job_id]
 
-    async def _hopeful(
-        self, tx: Tx, row: AnyRow, spec: JobSpec, speeds: dict[tuple[str, int], float]
-    ) -> frozenset[str] | None:
+    async def _hopeful(self, tx: Tx, row: AnyRow, job: _JobSight) -> frozenset[str] | None:
         """Nodes that could do a dead slot's work in time; None when no free one can."""
         key = (row.job_id, row.round, row.take)
+        if (*key, row.steps) not in self.hopeful:
+            self.hopeful[*key, row.steps] = await self._find_hopeful(tx, key, row.steps, job)
+        return self.hopeful[*key, row.steps]
+
+    async def _find_hopeful(
+        self, tx: Tx, key: tuple[str, int, int], steps: int, job: _JobSight
+    ) -> frozenset[str] | None:
+        spec = job.spec
         if key not in self.views:
             current = await work.get_round(tx, *key)
             if current is None or current.state != RoundState.OPEN:
                 return None
             self.views[key] = await view_round(tx, spec, current, self.grid.not_before)
         decision = self.views[key].decision
-        tokens = row.steps * spec.batch * spec.seq_len
-        typical = sorted(speeds.values())[len(speeds) // 2] if speeds else None
+        tokens = steps * spec.batch * spec.seq_len
         how = paradigm(spec.paradigm)
 
         def can(device: AbleDevice) -> bool:
-            speed = speeds.get((device.node_id, device.index), typical)
+            speed = job.speeds.get((device.node_id, device.index), job.typical)
             seconds = tokens / speed if speed else 0.0
             return how.can_reissue(tx.now, seconds, decision)[0]
 
