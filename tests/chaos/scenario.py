@@ -14,7 +14,7 @@ import shutil
 import signal
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -84,6 +84,7 @@ class Grid:
     """An orchestrator that somebody starts again whenever it dies, and its nodes."""
 
     def __init__(self, root: Path, keys: Path) -> None:
+        root.mkdir(parents=True)
         self.root = root
         self.keys = keys
         self.record = root / "points.txt"
@@ -143,8 +144,8 @@ class Grid:
         await self._orchestrator.wait()
         self.serving.clear()
 
-    async def stop(self) -> None:
-        """End everything in order."""
+    async def leave(self) -> None:
+        """Let the nodes leave in order."""
         for daemon in self._daemons:
             daemon.finish(partial=True)
         _, late = await asyncio.wait(self._nodes, timeout=60.0) if self._nodes else (None, ())
@@ -154,11 +155,25 @@ class Grid:
         for node in self._nodes:
             if node.done() and not node.cancelled() and node.exception() is not None:
                 self.problems.append(f"a node ended: {node.exception()!r}")
+        await asyncio.gather(*self._nodes, return_exceptions=True)
+
+    async def stop(self) -> None:
+        """End the orchestrator in order; one that is killed while it ends is started once more."""
         process = self._orchestrator
-        if process is not None and process.returncode is None:
+        if process is None or process.returncode not in (None, 0):
+            return
+        status = await self._end(process)
+        if status == -signal.SIGKILL:
+            self.killed += 1
+            await self.start()
+            status = await self._end(self._orchestrator or process)
+        if status != 0:
+            self.problems.append(f"the orchestrator left with status {status}")
+
+    async def _end(self, process: asyncio.subprocess.Process) -> int:
+        if process.returncode is None:
             process.send_signal(signal.SIGTERM)
-            if await process.wait() != 0:
-                self.problems.append(f"the orchestrator left with status {process.returncode}")
+        return await process.wait()
 
     def _start_nodes(self) -> None:
         for number in range(NODES):
@@ -194,11 +209,11 @@ class Grid:
         return await self._until_answered(lambda: asyncio.to_thread(attempt))
 
     async def job(self, job_id: str) -> Any:
-        async def ask() -> Any:
-            async with AsyncClient(self.ready["url"], self.token) as client:
-                return await client.send(calls.job(job_id))
+        return await self._until_answered(lambda: self._send(calls.job(job_id)))
 
-        return await self._until_answered(ask)
+    async def _send(self, call: calls.Call[T]) -> T:
+        async with AsyncClient(self.ready["url"], self.token) as client:
+            return await client.send(call)
 
     async def until(self, job_id: str, wanted: Callable[[Any], bool]) -> None:
         """Wait until the job is as ``wanted``."""
@@ -245,32 +260,18 @@ def make_keys(directory: Path) -> Path:
 
 async def play(root: Path, keys: Path, case: Case) -> Result:
     """Run one case from an empty directory to the audit of its completed job."""
-    root.mkdir(parents=True)
     began = time.monotonic()
     grid = Grid(root, keys)
-    options = ["--record", str(grid.record)]
-    if case.hit is not None:
-        options += ["--kill", str(case.hit)]
     job_id = ""
     try:
         async with asyncio.timeout(CAP_S):
-            if case.when == "first start":
-                await grid.start(*options)
-                async with _kept_alive(grid):
-                    job_id = await grid.create_job(root.name)
-                    await grid.until(job_id, lambda job: job.state == "completed")
-            else:
-                await grid.start()
-                job_id = await grid.create_job(root.name)
-                await grid.until(job_id, lambda job: job.version >= 1)
-                await grid.kill()
-                await grid.start(*options)
-                async with _kept_alive(grid):
-                    await grid.until(job_id, lambda job: job.state == "completed")
+            job_id = await _to_the_end(grid, case)
     except TimeoutError:
         grid.problems.append(f"it took more than {CAP_S} s")
+        await grid.leave()
     except AssertionError as problem:
         grid.problems.append(str(problem))
+        await grid.leave()
     await grid.stop()
     result = Result(case, grid.killed > 0, time.monotonic() - began, grid.problems)
     if not result.problems:
@@ -282,6 +283,44 @@ async def play(root: Path, keys: Path, case: Case) -> Result:
         if found.submissions != ROUNDS * NODES:
             result.problems.append(f"{found.submissions} submissions were accepted")
     return result
+
+
+async def _to_the_end(grid: Grid, case: Case) -> str:
+    """Run the job, and let the nodes leave; its id."""
+    options = ["--record", str(grid.record)]
+    if case.hit is not None:
+        options += ["--kill", str(case.hit)]
+    job_id = ""
+    if case.when == "first start":
+        await grid.start(*options)
+    else:
+        await grid.start()
+        job_id = await grid.create_job(grid.root.name)
+        await grid.until(job_id, lambda job: job.version >= 1)
+        await grid.kill()
+        await grid.start(*options)
+    async with _kept_alive(grid):
+        job_id = await grid.create_job(grid.root.name)
+        await grid.until(job_id, lambda job: job.state == "completed")
+        await grid.leave()
+    return job_id
+
+
+async def play_all(root: Path, keys: Path, cases: Sequence[Case], at_once: int = 2) -> list[Result]:
+    """All cases, some at once. One whose point was not reached so often is tried at the first."""
+    places = asyncio.Semaphore(at_once)
+
+    async def one(number: int, case: Case) -> Result:
+        async with places:
+            result = await play(root / f"{number}", keys, case)
+            if case.hit is not None and not result.killed and not result.problems:
+                first = Case(case.when, Hit(case.hit.point, 1))
+                result = await play(root / f"{number}-first", keys, first)
+            if not result.problems:
+                shutil.rmtree(root / f"{number}")
+            return result
+
+    return await asyncio.gather(*(one(i, case) for i, case in enumerate(cases)))
 
 
 @asynccontextmanager
