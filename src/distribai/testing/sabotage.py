@@ -7,6 +7,8 @@ with both of them out, so :func:`remove` takes them out, one by one. For tests a
 process of their own: nothing is put back.
 
 The fence also stands for what the orchestrator remembers of a report that it has taken already.
+With both out, a report that comes again before its round merges ends the orchestrator (no merge
+takes a task twice), and one that comes later has its samples trained again.
 """
 
 from __future__ import annotations
