@@ -221,9 +221,11 @@ class Grid:
             job = await self.job(job_id)
             if wanted(job):
                 return
+            if any(node.done() for node in self._nodes):
+                raise AssertionError("a node has ended while it had work")
             if job.state not in ("queued", "running"):
                 raise AssertionError(f"the job is {job.state}: {job.reason}")
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.1)
 
     async def _until_answered(self, ask: Callable[[], Awaitable[T]]) -> T:
         while True:

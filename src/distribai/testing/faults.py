@@ -103,7 +103,9 @@ class Injector:
         self._lock = threading.Lock()
         self._only_while = only_while
         self._record = (
-            None if record is None else os.open(record, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            None
+            if record is None
+            else os.open(record, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         )
 
     def __call__(self, name: str) -> None:
