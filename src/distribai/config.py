@@ -80,6 +80,10 @@ class NodeSettings:
     cache_bytes: int = _help(20 * 2**30, "largest cache of blobs, in bytes")
     share: float = _help(1.0, "share of the device's time that training may take")
     progress_s: float = _help(2.0, "seconds between progress reports at least")
+    checkpoint_s: float = _help(
+        15.0, "seconds between two checkpoints of a running task at least; 0: none"
+    )
+    checkpoint_bytes: int = _help(16 * 2**30, "largest checkpoint of a running task, in bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +111,8 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
     "node.cache_bytes": (2**20, 2**60),
     "node.share": (0.01, 1.0),
     "node.progress_s": (0.0, 3600.0),
+    "node.checkpoint_s": (0.0, 86400.0),
+    "node.checkpoint_bytes": (0, 2**60),
     "liveness.heartbeat_s": (0.05, 3600.0),
     "liveness.degraded_s": (0.1, 86400.0),
     "liveness.offline_s": (0.1, 86400.0),

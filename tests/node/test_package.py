@@ -13,7 +13,7 @@ import pytest
 
 from distribai.core.child import Gate, LogLine
 from distribai.core.devices import Device
-from distribai.core.tasks import Outcome, Progress, WeightsRef
+from distribai.core.tasks import Assignment, Outcome, Progress, WeightsRef
 from distribai.errors import DistribAIError, Unavailable, UsageError
 from distribai.node import executors
 from distribai.node.blobs import BlobClient, Fetcher
@@ -22,7 +22,9 @@ from distribai.node.child import LOG_LIMIT
 from distribai.node.devices import Place
 from distribai.node.executors import Services
 from distribai.node.executors.package import CANCEL_S, READY_S, PackageExecutor
+from distribai.node.keeping import HandFiles, Keeper
 from distribai.testing.clock import FakeClock
+from distribai.wire import convert
 from tests.node.helpers import (
     FAKE_CHILD,
     BlobServer,
@@ -50,22 +52,28 @@ class Bench:
         self.wanted = Gate()
         self.steps: list[Progress] = []
         self.lines: list[LogLine] = []
-        self.made: list[PackageExecutor] = []
+        self.made: list[Executor] = []
+        self.files = HandFiles(root)
+        self.kept: list[Keeper] = []
 
-    def executor(self, *arguments: str, command: tuple[str, ...] = ()) -> PackageExecutor:
+    def executor(self, *arguments: str, command: tuple[str, ...] = ()) -> Executor:
         services = Services(
             self.cache,
             self.blobs,
             Fetcher(self.cache, self.blobs),
             self.clock,
             self,
-            self.root / "work",
             self.root / "log",
             lambda: self.wanted,
             command or (sys.executable, str(FAKE_CHILD), *arguments),
         )
-        self.made.append(PackageExecutor(services))
+        self.made.append(Executor(services))
+        self.made[-1].bench = self
         return self.made[-1]
+
+    def keeper(self, task: Assignment) -> Keeper:
+        self.kept.append(self.files.new(convert.assignment_to_wire(task, 0)))
+        return self.kept[-1]
 
     def progress(self, progress: Progress) -> None:
         self.steps.append(progress)
@@ -77,6 +85,16 @@ class Bench:
         for executor in self.made:
             await executor.close()
         await self.blobs.close()
+        await self.files.close()
+
+
+class Executor(PackageExecutor):
+    """One that finds the keepers of its tasks in the bench."""
+
+    bench: Bench
+
+    async def do(self, task: Assignment) -> Outcome:
+        return await self.run(task, PLACE, self.bench.keeper(task))
 
 
 @pytest.fixture
@@ -87,8 +105,8 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
         await made.close()
 
 
-async def do(executor: PackageExecutor, how: str, **changes: Any) -> Outcome:
-    return await executor.run(assignment(params={"do": how}, **changes), PLACE)
+async def do(executor: Executor, how: str, **changes: Any) -> Outcome:
+    return await executor.do(assignment(params={"do": how}, **changes))
 
 
 def pid(outcome: Outcome) -> str:
@@ -110,7 +128,8 @@ async def test_a_task_is_trained_and_its_delta_uploaded(bench: Bench) -> None:
     assert {h["x-distribai-job"] for _, _, h in bench.server.requests} == {"job_a"}
     executor.forget("job_a")
     assert executor.held_versions() == {}
-    assert list((bench.root / "work").iterdir()) == []
+    (folder,) = (bench.root / "work").iterdir()
+    assert folder == bench.kept[0].folder
 
 
 async def test_the_child_stays_warm_between_tasks(bench: Bench) -> None:
@@ -264,7 +283,7 @@ async def test_a_cancelled_task_ends_and_the_child_stays(bench: Bench) -> None:
     executor = bench.executor()
     first = await do(executor, "train")
     task = assignment(task_id="task_b", params={"do": "wait"})
-    work = asyncio.ensure_future(executor.run(task, PLACE))
+    work = asyncio.ensure_future(executor.do(task))
     await eventually(lambda: len(bench.lines) == 2)
     assert not await executor.cancel(assignment(task_id="task_z"), "no such")
     assert await executor.cancel(task, "the job is cancelled")
@@ -277,7 +296,7 @@ async def test_a_cancelled_task_ends_and_the_child_stays(bench: Bench) -> None:
 async def test_a_child_that_ignores_a_cancel_is_ended(bench: Bench) -> None:
     executor = bench.executor()
     task = assignment(params={"do": "hang"})
-    work = asyncio.ensure_future(executor.run(task, PLACE))
+    work = asyncio.ensure_future(executor.do(task))
     await eventually(lambda: bench.lines)
     await executor.cancel(task, "enough")
     await executor.cancel(task, "enough")
@@ -290,7 +309,7 @@ async def test_a_child_that_ignores_a_cancel_is_ended(bench: Bench) -> None:
 
 async def test_work_that_is_abandoned_ends_its_child(bench: Bench) -> None:
     executor = bench.executor()
-    work = asyncio.ensure_future(executor.run(assignment(params={"do": "hang"}), PLACE))
+    work = asyncio.ensure_future(do(executor, "hang"))
     await eventually(lambda: bench.lines)
     child = executor._child
     assert child is not None

@@ -162,18 +162,28 @@ class BlobClient:
 
     # -------------------------------------------------------------- upload
 
-    async def upload(self, path: Path, blob: BlobRef, job_id: str) -> None:
+    async def upload(
+        self,
+        path: Path,
+        blob: BlobRef,
+        job_id: str,
+        *,
+        upload_id: str = "",
+        begun: Callable[[str], Awaitable[None]] | None = None,
+    ) -> None:
         """Bring a file to the grid; at once when the grid has it.
 
         Finished work is not given up because the grid is away: this goes on trying until it is
-        cancelled.
+        cancelled. ``upload_id`` goes on with an upload of the same bytes where the grid has it;
+        one that the grid has forgotten begins anew. ``begun`` hears of each new one's id before
+        its first byte is sent.
 
         Raises:
             Integrity: the grid found another hash or size.
             NotAllowed: the grid does not take it from this node.
             OSError: the file cannot be read.
         """
-        state = _Upload()
+        state = _Upload(upload_id, begun)
         await self._patiently(
             lambda: self._upload_once(path, blob, job_id, state),
             lambda: state.offset,
@@ -199,6 +209,8 @@ class BlobClient:
             if answer.status_code != 201:
                 await self._refuse(answer)
             state.id, state.offset = _upload_of(answer)
+            if state.begun is not None:
+                await state.begun(state.id)
         headers["Upload-Offset"] = str(state.offset)
         headers["Content-Type"] = "application/offset+octet-stream"
         headers["Content-Length"] = str(blob.size - state.offset)
@@ -272,8 +284,9 @@ class BlobClient:
 class _Upload:
     """Where an upload stands."""
 
-    def __init__(self) -> None:
-        self.id = ""
+    def __init__(self, upload_id: str, begun: Callable[[str], Awaitable[None]] | None) -> None:
+        self.id = upload_id
+        self.begun = begun
         self.offset = 0
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import shutil
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,9 @@ from pathlib import Path
 import structlog
 
 import distribai
+from distribai import durable
 from distribai.config import NodeSettings
+from distribai.core.child import Checkpoints
 from distribai.core.states import Intent
 from distribai.errors import UsageError
 from distribai.node import identity
@@ -27,6 +28,7 @@ from distribai.node.clock import Clock, SystemClock, within
 from distribai.node.devices import threads
 from distribai.node.executors import Services
 from distribai.node.governor import Governor
+from distribai.node.keeping import HandFiles
 from distribai.node.link import Hello, Link
 from distribai.node.platform import DirectoryLock
 from distribai.node.transport import GrpcTransport, Transport
@@ -46,8 +48,12 @@ BLOBS_TOLD = 1000
 FAREWELL_S = 60.0
 """How long a leaving node waits for its last results to be acknowledged."""
 
-HURRY_S = 120.0
-"""How long a node that was told to end at once may take for its step and upload."""
+HURRY_S = 80.0
+"""How long a node that was told to end at once may take for its step and upload. systemd kills 90 s
+after a SIGTERM (``TimeoutStopSec``'s default); what is not delivered then stays in hand."""
+
+CHECKPOINT_SHARE = 0.03
+"""Share of the training time that checkpoints may take."""
 
 
 class Daemon:
@@ -109,8 +115,6 @@ class Daemon:
 
     def _build(self, state: Path) -> None:
         key = identity.load_or_create(state)
-        work_dir = state / "work"
-        shutil.rmtree(work_dir, ignore_errors=True)  # of a daemon that was killed
         self._cache = BlobCache(state / "cache", self._settings.cache_bytes)
         self._link = Link(self._join, self._transport, key, self, self._clock, self._rng)
         self._blobs = BlobClient(
@@ -128,14 +132,21 @@ class Daemon:
                 fetcher=Fetcher(self._cache, self._blobs),
                 clock=self._clock,
                 listener=worker,
-                work_dir=work_dir,
                 log_dir=state / "log",
                 gate=lambda: self.governor.gate,
                 command=self._command,
+                checkpoints=Checkpoints(
+                    self._settings.checkpoint_s, CHECKPOINT_SHARE, self._settings.checkpoint_bytes
+                ),
             )
 
         self._worker = Worker(
-            services, self.governor, key, self._link.send, self._settings.progress_s
+            services,
+            HandFiles(state),
+            self.governor,
+            key,
+            self._link.send,
+            self._settings.progress_s,
         )
         self.governor.listen(self._on_governor)
         self._on_governor()
@@ -211,7 +222,10 @@ class Daemon:
 
     def registered(self, ack: pb.RegisterAck) -> None:
         """The grid has taken the node."""
-        remember(self._settings, self._join)
+        try:
+            remember(self._settings, self._join)
+        except OSError as problem:
+            log.warning("the grid's address cannot be kept", why=str(problem))
         self._worker.registered(ack, self._link.unacked())
 
     def received(self, message: pb.OrchestratorMessage) -> None:
@@ -230,6 +244,8 @@ class Daemon:
         log.info("told by the grid", action=control.action, why=control.reason)
         if control.action == "cancel":
             self._worker.cancel(control.task_id, control.reason)
+        elif control.action == "finish":
+            self._worker.finish(control.task_id, control.within_s, control.reason)
         elif control.action in ("pause", "resume", "drain"):
             self.governor.obey(control.action)
         else:
@@ -260,6 +276,4 @@ def remember(settings: NodeSettings, join: JoinLink) -> None:
     kept = settings.state_dir / JOIN_FILE
     text = f"{replace(join, invite='')}\n"
     if not kept.is_file() or kept.read_text() != text:
-        partial = kept.with_suffix(".new")
-        partial.write_text(text)
-        partial.replace(kept)
+        durable.write(kept, text.encode(), point="node.join")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from distribai.core.devices import TaskInHand
 from distribai.core.tasks import Assignment
+from distribai.node.keeping import Keeper
 from distribai.wire.v1 import distribai_pb2 as pb
 
 Key = tuple[str, int]
@@ -18,12 +19,15 @@ Key = tuple[str, int]
 class Hand:
     """One task.
 
-    It is at work until it has a ``result``, which is then owed until the orchestrator has
-    acknowledged it. A *dropped* one is being stopped; nobody waits for its result.
+    It is *taken* once its record is on disk, and at work until it has a ``result``, which is then
+    owed until the orchestrator has acknowledged it. A *dropped* one is being stopped; nobody waits
+    for its result.
     """
 
     assignment: Assignment
     device: int
+    keeper: Keeper
+    taken: bool = False
     work: asyncio.Task[None] | None = None
     result: pb.TaskResult | None = None
     dropped: bool = False
@@ -61,9 +65,10 @@ class Hands:
         self._all[hand.key] = hand
 
     def remove(self, hand: Hand) -> None:
-        """Let a task go."""
+        """Let a task go, on disk too."""
         if self._all.get(hand.key) is hand:
             del self._all[hand.key]
+            hand.keeper.forget()
         self._changed.set()
 
     def end(self, hand: Hand, result: pb.TaskResult) -> None:

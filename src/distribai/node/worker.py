@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import math
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
@@ -20,6 +22,7 @@ from distribai.node.executors import Executor, Services, failed
 from distribai.node.governor import Governor
 from distribai.node.hands import Hand, Hands
 from distribai.node.identity import Identity
+from distribai.node.keeping import HandFiles, Kept
 from distribai.node.link import Body
 from distribai.wire import convert, signing
 from distribai.wire.options import MAX_MESSAGE_BYTES
@@ -39,6 +42,7 @@ class Worker:
 
     Args:
         services: what executors get.
+        files: where tasks in hand outlive the daemon.
         send: queues a message to the orchestrator.
         progress_s: seconds between two progress reports of a task, at least.
     """
@@ -46,12 +50,14 @@ class Worker:
     def __init__(
         self,
         services: Callable[[Worker], Services],
+        files: HandFiles,
         governor: Governor,
         identity: Identity,
         send: Callable[[Body], None],
         progress_s: float,
     ) -> None:
         self._services = services(self)
+        self._files = files
         self._governor = governor
         self._identity = identity
         self._send = send
@@ -64,7 +70,8 @@ class Worker:
         self.hands = Hands()
 
     async def start(self, device: str, threads: int) -> None:
-        """Start all executors and see what there is to run on.
+        """Start all executors, see what there is to run on, and go on with the tasks that an
+        earlier daemon had in hand.
 
         Raises:
             DistribAIError: this machine cannot run tasks.
@@ -74,6 +81,21 @@ class Worker:
             ready = await self._executors[name].start()
             self.places = offer(device, ready, threads)
             log.info("ready", executor=name, torch=ready.torch, device=self.places[0].torch)
+        for kept in await self._files.load():
+            self._take_up(kept)
+
+    def _take_up(self, kept: Kept) -> None:
+        task = kept.assignment
+        why_not = self._cannot(task, kept.device)
+        if why_not:
+            log.warning("a task in hand is given up", task=task.task_id, why=why_not)
+            kept.keeper.forget()
+            return
+        hand = Hand(task, kept.device, kept.keeper, taken=True, result=kept.result)
+        self.hands.add(hand)
+        log.info("taken up again", task=task.task_id, done=kept.result is not None)
+        if hand.result is None:
+            hand.work = self._watched(self._work(hand))
 
     async def broken(self) -> None:
         """Never return; raise what went wrong where no error of a task was expected, so that a
@@ -81,7 +103,7 @@ class Worker:
         await asyncio.shield(self._defect)
 
     async def close(self) -> None:
-        """Stop everything, finished or not."""
+        """Stop everything, finished or not. What is in hand stays on disk for the next daemon."""
         self._defect.cancel()
         tasks = [*self._background, *(h.work for h in self.hands if h.work is not None)]
         for task in tasks:
@@ -90,6 +112,7 @@ class Worker:
             await asyncio.wait(tasks)
         for executor in self._executors.values():
             await executor.close()
+        await self._files.close()
 
     def held_versions(self) -> dict[str, int]:
         """Canonical versions in memory, by job."""
@@ -122,26 +145,41 @@ class Worker:
         """Take a task or decline it."""
         try:
             assignment, device = convert.assignment_from_wire(message)
+            convert.check_id(assignment.task_id, "TaskAssign.task_id")
         except ProtocolMismatch as problem:
             log.warning("malformed task", reason=problem.message)
             self._answer(message, problem.message)
             return
-        if self.hands.get(assignment.task_id, assignment.attempt) is not None:
-            self._answer(message)
+        known = self.hands.get(assignment.task_id, assignment.attempt)
+        if known is not None:
+            if known.taken:  # else its own answer is on the way
+                self._answer(message)
             return
         for older in self.hands.of_task(assignment.task_id):
             self._drop(older, "the task has a newer attempt")
         why_not = self._why_not(assignment, device)
-        self._answer(message, why_not)
-        if not why_not:
-            hand = Hand(assignment, device)
-            self.hands.add(hand)
-            hand.work = self._watched(self._work(hand))
+        if why_not:
+            self._answer(message, why_not)
+            return
+        hand = Hand(assignment, device, self._files.new(message))
+        self.hands.add(hand)
+        hand.work = self._watched(self._work(hand, message))
 
     def cancel(self, task_id: str, reason: str) -> None:
         """Drop a task; nobody waits for its result."""
         for hand in self.hands.of_task(task_id):
             self._drop(hand, reason or "the grid has cancelled it")
+
+    def finish(self, task_id: str, within_s: float, reason: str) -> None:
+        """The round of a task merges in ``within_s`` seconds at the latest: whoever cannot be done
+        with it by then hands in what it has done. A task whose training is over goes on."""
+        left = within_s if math.isfinite(within_s) else 0.0
+        for hand in self.hands.of_task(task_id):
+            if hand.result is None and not hand.dropped:
+                log.info("the round merges soon", task=task_id, within_s=left, why=reason)
+                hand.keeper.merges_at = self._services.clock.monotonic() + left
+                executor = self._executors[hand.assignment.executor]
+                self._spawn(executor.finish(hand.assignment))
 
     def acknowledged(self, ack: pb.TaskResultAck) -> None:
         """The orchestrator has dealt with a result."""
@@ -191,14 +229,17 @@ class Worker:
     def _why_not(self, assignment: Assignment, device: int) -> str:
         if self._governor.intent is not Intent.CONTRIBUTE:
             return f"the node's intent is {self._governor.intent.value}"
+        if why_not := self._cannot(assignment, device):
+            return why_not
+        return f"device {device} is busy" if self.hands.busy(device) else ""
+
+    def _cannot(self, assignment: Assignment, device: int) -> str:
         if assignment.executor not in self._executors:
             return f"no executor {assignment.executor!r} here"
         if assignment.isolation != ISOLATION:
             return f"isolation {assignment.isolation!r} is not offered here"
         if all(place.device.index != device for place in self.places):
             return f"no device {device} here"
-        if self.hands.busy(device):
-            return f"device {device} is busy"
         return ""
 
     def _answer(self, message: pb.TaskAssign, why_not: str = "") -> None:
@@ -211,30 +252,49 @@ class Worker:
             )
         )
 
-    async def _work(self, hand: Hand) -> None:
+    async def _work(self, hand: Hand, new: pb.TaskAssign | None = None) -> None:
+        """From the assignment, if it is ``new``, to the result that is owed then."""
         try:
+            if new is not None and not await self._take(hand, new):
+                return
             outcome = await self._run(hand)
-        except asyncio.CancelledError:
-            self.hands.remove(hand)
-            raise
+            if not hand.dropped:
+                await self._owe(hand, outcome)
         finally:
             self._reported.pop(hand.assignment.task_id, None)
-        if hand.dropped:
+            if hand.dropped:  # else the daemon ends, and the next one goes on with it
+                self.hands.remove(hand)
+
+    async def _take(self, hand: Hand, message: pb.TaskAssign) -> bool:
+        """Put the task on disk and accept it; without that a restart would lose it."""
+        try:
+            await hand.keeper.keep("taken")
+        except OSError as problem:
+            log.warning("task declined", task=message.task_id, why=str(problem))
             self.hands.remove(hand)
-            return
+            self._answer(message, f"this machine's disk: {problem}")
+            return False
+        hand.taken = True
+        self._answer(message)
+        return True
+
+    async def _owe(self, hand: Hand, outcome: Outcome) -> None:
         result = self._sign(outcome)
         if result.ByteSize() > MAX_MESSAGE_BYTES // 2:
             result = self._sign(
                 failed(hand.assignment, "task.failed", "The task's result is too large to send.")
             )
         log.info("task ended", task=outcome.task_id, status=outcome.status, why=outcome.reason)
+        signed = base64.b64encode(result.SerializeToString()).decode()
+        await hand.keeper.note("owed", result=signed)
+        hand.keeper.empty_folder()
         self.hands.end(hand, result)
         self._send(result)
 
     async def _run(self, hand: Hand) -> Outcome:
         assignment = hand.assignment
         place = next(p for p in self.places if p.device.index == hand.device)
-        run = self._executors[assignment.executor].run(assignment, place)
+        run = self._executors[assignment.executor].run(assignment, place, hand.keeper)
         if not assignment.deadline_s:
             return await run
         try:
@@ -258,6 +318,8 @@ class Worker:
         executor = self._executors[hand.assignment.executor]
         if not await executor.cancel(hand.assignment, reason) and hand.work is not None:
             hand.work.cancel()
+            await asyncio.wait({hand.work})
+            self.hands.remove(hand)  # work that never began cannot let go by itself
 
     async def _prefetch(self, job_id: str, blobs: Sequence[BlobRef]) -> None:
         for blob in blobs:

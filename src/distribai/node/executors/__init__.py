@@ -7,17 +7,18 @@ names it in ``TaskAssign.executor``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from distribai.core.child import Gate, LogLine, Ready
+from distribai.core.child import Checkpoints, Gate, LogLine, Ready
 from distribai.core.scan import modules
 from distribai.core.tasks import Assignment, Outcome, Progress
 from distribai.node.blobs import BlobClient, Fetcher
 from distribai.node.cache import BlobCache
 from distribai.node.clock import Clock
 from distribai.node.devices import Place
+from distribai.node.keeping import Keeper
 
 
 class Listener(Protocol):
@@ -36,8 +37,8 @@ class Listener(Protocol):
 class Services:
     """What the daemon lends to its executors.
 
-    ``work_dir`` is theirs to write to; ``log_dir`` holds their children's standard error.
-    ``gate`` gives what the governor wants now.
+    ``log_dir`` holds their children's standard error. ``gate`` gives what the governor wants now.
+    ``checkpoints`` says how running tasks are kept on disk.
     """
 
     cache: BlobCache
@@ -45,10 +46,10 @@ class Services:
     fetcher: Fetcher
     clock: Clock
     listener: Listener
-    work_dir: Path
     log_dir: Path
     gate: Callable[[], Gate]
     command: Sequence[str] = ()
+    checkpoints: Checkpoints = field(default_factory=Checkpoints)
 
 
 class Executor(Protocol):
@@ -62,9 +63,14 @@ class Executor(Protocol):
         """
         ...
 
-    async def run(self, assignment: Assignment, place: Place) -> Outcome:
+    async def run(self, assignment: Assignment, place: Place, keeper: Keeper) -> Outcome:
         """Run a task to its end. Whatever goes wrong with it is in the outcome, whose delta is
-        uploaded already. Cancelling this coroutine ends the work at once."""
+        uploaded already. Cancelling this coroutine ends the work at once. What an earlier daemon
+        had of the task is in ``keeper`` and its folder: go on from there."""
+        ...
+
+    async def finish(self, assignment: Assignment) -> None:
+        """The task's round merges at ``keeper.merges_at``, which is new: have it end in time."""
         ...
 
     async def cancel(self, assignment: Assignment, reason: str) -> bool:

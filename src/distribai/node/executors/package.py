@@ -1,26 +1,42 @@
 """Declarative tasks: our own training code in a child process that stays warm.
 
-The child keeps the model and the canonical copy of its jobs between tasks. A child that dies, is
-killed, falls silent after a cancel or sends nonsense costs the attempt it was at, with its reason;
-the next task gets a new child.
+The child keeps the model and the canonical copy of its jobs between tasks. When it dies, is killed
+or sends nonsense, a new one goes on from the task's checkpoint within the same attempt, as long as
+each child gets further than the one before; one that does not costs the attempt, with its reason.
+What an earlier daemon had trained to the end is uploaded without training it again.
 """
 
 from __future__ import annotations
 
 import asyncio
-import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+import structlog
+
 from distribai import spawn
-from distribai.core.child import Cancel, Done, Gate, Have, LogLine, Need, ProgressLine, Ready, Run
+from distribai.core.child import (
+    Cancel,
+    Checkpointed,
+    Done,
+    Finish,
+    Gate,
+    Have,
+    LogLine,
+    Need,
+    ProgressLine,
+    Ready,
+    Run,
+)
 from distribai.core.tasks import Assignment, Outcome
 from distribai.errors import DistribAIError
-from distribai.node.cache import Pins
+from distribai.node.cache import Pins, sha256_of
 from distribai.node.child import ChildEnded, ChildProcess, start
 from distribai.node.devices import Place
 from distribai.node.executors import Executor, Services, failed
+from distribai.node.keeping import Keeper
+
+log = structlog.get_logger("distribai.node")
 
 NAME = "package"
 
@@ -29,6 +45,13 @@ READY_S = 300.0
 
 CANCEL_S = 60.0
 """A child that is told to drop its task answers after the step it is at; longer is a hang."""
+
+
+REPORT_S = 1.0
+"""What a result needs besides its upload to be counted before its round merges."""
+
+UNKNOWN_UPLOAD = 0.25
+"""Share of the time before a merge that the first upload of this node is expected to take."""
 
 
 def make(services: Services) -> Executor:
@@ -47,6 +70,10 @@ class PackageExecutor:
         self._at_work: Assignment | None = None
         self._patience: asyncio.Task[None] | None = None
         self._held: dict[str, int] = {}
+        self._keeper: Keeper | None = None  # of the task that the child is at
+        self._kept_steps = self._resumed_at = 0
+        self._upload_s: float | None = None
+        self._cancelled = False
 
     async def start(self) -> Ready:
         """Start the child.
@@ -60,30 +87,28 @@ class PackageExecutor:
         except ChildEnded as ended:
             raise ended.as_error() from ended
 
-    async def run(self, assignment: Assignment, place: Place) -> Outcome:
+    async def run(self, assignment: Assignment, place: Place, keeper: Keeper) -> Outcome:
         """Run a task to its end; see :class:`distribai.node.executors.Executor`."""
         async with self._lock:
-            self._services.work_dir.mkdir(parents=True, exist_ok=True)
-            out_dir = Path(tempfile.mkdtemp(dir=self._services.work_dir))
             try:
-                with self._services.cache.pinned() as pins:
-                    done = await self._train(assignment, place, out_dir, pins)
-                return await self._deliver(assignment, done)
+                keeper.folder.mkdir(parents=True, exist_ok=True)
+                done = await self._reached(keeper)
+                if done is None:
+                    done = await self._train(assignment, place, keeper)
+                return await self._deliver(assignment, done, keeper)
             except ChildEnded as ended:
-                self._lose_child()
                 return failed(assignment, ended.code, ended.reason)
             except DistribAIError as problem:
                 return failed(assignment, problem.code, problem.message)
             except OSError as problem:
                 return failed(assignment, "io.file", f"This machine's disk: {problem}.")
-            finally:
-                shutil.rmtree(out_dir, ignore_errors=True)
 
     async def cancel(self, assignment: Assignment, reason: str) -> bool:
         """Tell the child to drop the task, and see to it that it does."""
         child = self._child
         if self._at_work is not assignment or child is None:
             return False
+        self._cancelled = True
         await child.send(Cancel(assignment.task_id, reason))
         if self._patience is None:
             self._patience = asyncio.create_task(self._lose_patience(child))
@@ -93,6 +118,11 @@ class PackageExecutor:
         """Pass on what the governor wants."""
         if self._child is not None:
             await self._child.send(gate)
+
+    async def finish(self, assignment: Assignment) -> None:
+        """Tell the child when the task's round merges; one that begins later is told then."""
+        if self._at_work is assignment and self._child is not None:
+            await self._tell_the_merge(self._child, assignment)
 
     def held_versions(self) -> Mapping[str, int]:
         """Canonical versions in the child, by job."""
@@ -133,19 +163,54 @@ class PackageExecutor:
 
     # -------------------------------------------------------------- one task
 
-    async def _train(self, assignment: Assignment, place: Place, out_dir: Path, pins: Pins) -> Done:
+    async def _reached(self, keeper: Keeper) -> Done | None:
+        """What an earlier daemon had trained to the end, if its delta lies there whole."""
+        outcome, path = keeper.record.outcome, keeper.folder / keeper.record.delta
+        if outcome is None or outcome.delta is None:
+            return None
+        if path.is_file() and await asyncio.to_thread(sha256_of, path) == outcome.delta.sha256:
+            return Done(outcome, str(path))
+        log.warning("a delta is torn or gone; training it again", task=outcome.task_id)
+        return None
+
+    async def _train(self, assignment: Assignment, place: Place, keeper: Keeper) -> Done:
+        """Train with as many children as it takes, while each gets further than the last."""
+        self._kept_steps = self._resumed_at = 0
+        self._cancelled = False
+        while True:
+            try:
+                with self._services.cache.pinned() as pins:
+                    return await self._attempt(assignment, place, keeper, pins)
+            except ChildEnded as ended:
+                self._lose_child()
+                if self._cancelled or self._kept_steps <= self._resumed_at:
+                    raise
+                self._resumed_at = self._kept_steps
+                log.warning("going on from the checkpoint", step=self._kept_steps, why=ended.reason)
+
+    async def _attempt(
+        self, assignment: Assignment, place: Place, keeper: Keeper, pins: Pins
+    ) -> Done:
         child = await self._ensure()
-        self._at_work = assignment
+        self._at_work, self._keeper = assignment, keeper
+        run = Run(
+            assignment,
+            str(keeper.folder),
+            place.torch,
+            place.device.threads,
+            self._services.checkpoints,
+        )
         try:
-            await child.send(Run(assignment, str(out_dir), place.torch, place.device.threads))
+            await child.send(run)
             await child.send(self._services.gate())  # a run lifts an earlier task's finish
+            await self._tell_the_merge(child, assignment)
             done = await self._listen(child, assignment, pins)
         except asyncio.CancelledError:
             await child.kill("was at a task that is not wanted any more")
             self._lose_child()
             raise
         finally:
-            self._at_work = None
+            self._at_work = self._keeper = None
             if self._patience is not None:
                 self._patience.cancel()
                 self._patience = None
@@ -165,6 +230,8 @@ class PackageExecutor:
                     provider.start(message)
                 elif isinstance(message, ProgressLine):
                     self._services.listener.progress(message.progress)
+                elif isinstance(message, Checkpointed):
+                    self._checkpointed(message)
                 elif isinstance(message, LogLine):
                     self._services.listener.log(assignment.task_id, message)
                 elif isinstance(message, Done) and name == (
@@ -177,10 +244,35 @@ class PackageExecutor:
         finally:
             await provider.stop()
 
-    async def _deliver(self, assignment: Assignment, done: Done) -> Outcome:
-        delta = done.outcome.delta
-        if delta is not None:
-            await self._services.blobs.upload(Path(done.delta_path), delta, assignment.job_id)
+    def _checkpointed(self, message: Checkpointed) -> None:
+        self._kept_steps = message.steps
+        if message.resumed:
+            self._resumed_at = message.steps
+            log.info("resumed from a checkpoint", step=message.steps)
+
+    async def _tell_the_merge(self, child: ChildProcess, assignment: Assignment) -> None:
+        keeper = self._keeper
+        if keeper is None or keeper.merges_at is None:
+            return
+        left = keeper.merges_at - self._services.clock.monotonic() - REPORT_S
+        upload = left * UNKNOWN_UPLOAD if self._upload_s is None else self._upload_s
+        await child.send(Finish(assignment.task_id, max(0.0, left - upload)))
+
+    async def _deliver(self, assignment: Assignment, done: Done, keeper: Keeper) -> Outcome:
+        delta, path = done.outcome.delta, Path(done.delta_path)
+        if delta is None:
+            return done.outcome
+        if keeper.record.outcome is None:
+            await keeper.note("trained", outcome=done.outcome, delta=path.name)
+
+        async def begun(upload_id: str) -> None:
+            await keeper.note("uploading", upload=upload_id)
+
+        before = self._services.clock.monotonic()
+        await self._services.blobs.upload(
+            path, delta, assignment.job_id, upload_id=keeper.record.upload, begun=begun
+        )
+        self._upload_s = self._services.clock.monotonic() - before
         return done.outcome
 
 
