@@ -6,11 +6,12 @@ PIP := $(BIN)/pip --disable-pip-version-check
 DEMO_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check format test bench proto docs clean
+.PHONY: help setup demo check format test chaos bench proto docs clean
 
 help:
 	@echo "make demo    install, then train a small model on this machine with three nodes"
 	@echo "make test    install, then run the whole suite"
+	@echo "make chaos   kill everything everywhere; CHAOS_SEED=7 draws other times"
 	@echo "make check   format, lint, types, import rules, generated pages"
 	@echo "make bench   every benchmark in its quick form"
 	@echo "make setup   only install everything into $(VENV)"
@@ -51,6 +52,9 @@ format: $(VENV)/.dev
 
 test: $(VENV)/.dev
 	$(BIN)/pytest -n 2 --dist worksteal -q
+
+chaos: $(VENV)/.dev
+	CHAOS=all $(BIN)/pytest -q tests/chaos
 
 bench: $(VENV)/.dev
 	@names=$$($(BIN)/python -m bench --list) && test -n "$$names" && \

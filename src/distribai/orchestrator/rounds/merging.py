@@ -21,6 +21,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from distribai import points
 from distribai.core.architectures import manifest_of
 from distribai.core.plain import fingerprint, from_plain, to_plain
 from distribai.core.spec import BlobRef, JobSpec
@@ -136,7 +137,9 @@ async def _merge(grid: Grid, row: AnyRow) -> None:
     inputs = await _read(grid, row)
     with tempfile.TemporaryDirectory(prefix="merge-", dir=grid.scratch) as scratch:
         try:
+            points.reach("merge.files.before")
             merged = await _compute(grid, row, inputs, Path(scratch))
+            points.reach("merge.files.after")
         except Unavailable:
             raise
         except DistribAIError as problem:
