@@ -68,11 +68,30 @@ def wait(task: Assignment) -> wire.Done:
             if message.finish:
                 text = "; ".join(seen)
                 return wire.Done(Outcome(task.task_id, task.attempt, "done", steps=1, text=text))
+        if isinstance(message, wire.Finish):
+            text = f"within {message.within_s:.3f}"
+            return wire.Done(Outcome(task.task_id, task.attempt, "done", steps=1, text=text))
         if isinstance(message, wire.Cancel):
             return wire.Done(
                 Outcome(task.task_id, task.attempt, "failed", error_code="task.failed",
                         reason=message.reason)
             )  # fmt: skip
+
+
+def stumble(task: Assignment, run: wire.Run, lives: int) -> None:
+    """Get one step further per life, and no further in the last one of ``lives`` but to the end;
+    with one life: die again and again at the same step."""
+    note = Path(run.out_dir) / "step"
+    step = int(note.read_text()) if note.exists() else 0
+    if step:
+        say(wire.Checkpointed(step, resumed=True))
+    if lives > 1 and step == lives - 1:
+        say(train(task, run))
+        return
+    note.write_text(str(1 if lives == 1 else step + 1))
+    if step == 0 or lives > 1:
+        say(wire.Checkpointed(step + 1))
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def do(run: wire.Run) -> None:
@@ -82,6 +101,8 @@ def do(run: wire.Run) -> None:
         say(train(task, run))
     elif how == "wait":
         say(wait(task))
+    elif how.startswith("stumble"):
+        stumble(task, run, int(how.removeprefix("stumble")))
     elif how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif how == "exit":

@@ -161,6 +161,28 @@ async def test_a_broken_upload_goes_on_where_the_server_stands(
     assert offsets == ["0", "500000", "500000", "600000"]
 
 
+async def test_an_upload_of_an_earlier_process_goes_on_where_the_server_stands(
+    server: BlobServer, client: BlobClient, tmp_path: Path
+) -> None:
+    (tmp_path / "x").write_bytes(DATA)
+    ref = ref_of(DATA)
+    server.uploads["up_9"] = ({"sha256": ref.sha256, "size": ref.size}, bytearray(DATA[:700_000]))
+    begun: list[str] = []
+
+    async def note(upload_id: str) -> None:
+        begun.append(upload_id)
+
+    await client.upload(tmp_path / "x", ref, "job_a", upload_id="up_9", begun=note)
+    assert server.blobs[ref.sha256] == DATA
+    assert client.bytes_up == len(DATA) - 700_000
+    assert begun == []
+    await client.upload(tmp_path / "x", ref, "job_a", upload_id="up_9", begun=note)
+    assert begun == []  # the grid has the bytes
+    server.blobs.clear()
+    await client.upload(tmp_path / "x", ref, "job_a", upload_id="up_9", begun=note)
+    assert begun == ["up_0"]  # it has forgotten both
+
+
 async def test_an_upload_that_the_server_forgot_begins_again(
     server: BlobServer, client: BlobClient, tmp_path: Path
 ) -> None:

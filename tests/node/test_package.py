@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from distribai.core.child import Gate, LogLine
+from distribai.core.child import Checkpoints, Gate, LogLine, Run
 from distribai.core.devices import Device
 from distribai.core.tasks import Assignment, Outcome, Progress, WeightsRef
 from distribai.errors import DistribAIError, Unavailable, UsageError
@@ -50,6 +50,7 @@ class Bench:
         self.cache = BlobCache(root / "cache", 10**6)
         self.root = root
         self.wanted = Gate()
+        self.checkpoints = Checkpoints()
         self.steps: list[Progress] = []
         self.lines: list[LogLine] = []
         self.made: list[Executor] = []
@@ -66,6 +67,7 @@ class Bench:
             self.root / "log",
             lambda: self.wanted,
             command or (sys.executable, str(FAKE_CHILD), *arguments),
+            self.checkpoints,
         )
         self.made.append(Executor(services))
         self.made[-1].bench = self
@@ -176,6 +178,88 @@ async def test_a_child_that_fails_costs_the_attempt_and_the_next_task_gets_a_new
     after = await do(executor, "train", task_id="task_c")
     assert after.status == "done"
     assert pid(after) != pid(before)
+
+
+async def test_a_child_that_dies_is_followed_by_one_that_goes_on_within_the_attempt(
+    bench: Bench,
+) -> None:
+    executor = bench.executor()
+    outcome = await do(executor, "stumble4")
+    assert (outcome.status, outcome.reason) == ("done", "")
+    assert executor._kept_steps == 3
+
+
+async def test_a_child_that_dies_where_the_one_before_did_costs_the_attempt(bench: Bench) -> None:
+    outcome = await do(bench.executor(), "stumble1")
+    assert (outcome.status, outcome.error_code) == ("failed", "node.memory")
+
+
+async def test_checkpoints_are_asked_for_as_the_services_say(bench: Bench) -> None:
+    bench.checkpoints = Checkpoints(7.0, 0.1, 99)
+    sent: list[Run] = []
+    executor = bench.executor()
+    await executor.start()
+    child = executor._child
+    assert child is not None
+    real = child.send
+
+    async def send(message: Any) -> None:
+        sent.extend([message] if isinstance(message, Run) else [])
+        await real(message)
+
+    child.send = send  # type: ignore[method-assign]
+    await do(executor, "train")
+    assert (sent[0].checkpoints, sent[0].out_dir) == (bench.checkpoints, str(bench.kept[0].folder))
+
+
+async def test_a_task_is_told_when_its_round_merges(bench: Bench) -> None:
+    executor = bench.executor()
+    task = assignment(params={"do": "wait"})
+    keeper = bench.keeper(task)
+    work = asyncio.ensure_future(executor.run(task, PLACE, keeper))
+    await eventually(lambda: bench.lines)
+    keeper.merges_at = bench.clock.monotonic() + 21.0
+    await executor.finish(assignment(task_id="task_other"))
+    await executor.finish(task)
+    # A second for the report; nobody knows yet how long an upload takes here: a quarter.
+    assert (await work).text == "within 15.000"
+    executor._upload_s = 4.0
+    work = asyncio.ensure_future(executor.run(task, PLACE, keeper))  # known before it begins
+    assert (await work).text == "within 16.000"
+
+
+async def test_a_delta_that_was_trained_already_is_only_uploaded(bench: Bench) -> None:
+    executor = bench.executor()
+    task = assignment(params={"do": "kill"})  # what would happen if it were trained
+    keeper = bench.keeper(task)
+    keeper.folder.mkdir(parents=True)
+    (keeper.folder / "d").write_bytes(b"trained")
+    outcome = Outcome(task.task_id, task.attempt, "done", ref_of(b"trained"), steps=2)
+    await keeper.keep("trained", outcome=outcome, delta="d")
+    assert await executor.run(task, PLACE, keeper) == outcome
+    assert bench.server.blobs[ref_of(b"trained").sha256] == b"trained"
+
+
+async def test_a_delta_that_was_torn_is_trained_again(bench: Bench) -> None:
+    executor = bench.executor()
+    task = assignment()
+    keeper = bench.keeper(task)
+    keeper.folder.mkdir(parents=True)
+    (keeper.folder / "d").write_bytes(b"train")
+    outcome = Outcome(task.task_id, task.attempt, "done", ref_of(b"trained"), steps=2)
+    await keeper.keep("trained", outcome=outcome, delta="d")
+    again = await executor.run(task, PLACE, keeper)
+    assert again.delta == ref_of(b"delta of weights")
+
+
+async def test_a_disk_that_is_full_fails_the_attempt_until_there_is_room(bench: Bench) -> None:
+    executor = bench.executor()
+    await executor.start()
+    (bench.root / "work").write_text("in the way")  # no directory can be made
+    outcome = await do(executor, "train")
+    assert (outcome.status, outcome.error_code) == ("failed", "io.file")
+    (bench.root / "work").unlink()
+    assert (await do(executor, "train", task_id="task_b")).status == "done"
 
 
 async def test_a_line_without_end_is_cut_off(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
