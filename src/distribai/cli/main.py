@@ -21,6 +21,7 @@ from distribai.cli import (
     config,
     demo,
     errors,
+    grid,
     health,
     job,
     node,
@@ -47,6 +48,7 @@ app.command(orchestrator.app)
 app.command(node.app)
 app.command(job.app)
 app.command(nodes.app)
+app.command(grid.app)
 app.command(config.app)
 app.command(submit.submit)
 app.command(demo.demo)

@@ -60,6 +60,20 @@ async def start(tx: Tx) -> None:
         await tx.run(update(meta).where(meta.c.key == "outbox_epoch").values(value=str(epoch + 1)))
 
 
+async def restored(tx: Tx) -> None:
+    """Open an epoch that no cursor has seen: these rows were copied from another database.
+
+    It follows the minute as well, because one backup may be restored twice: cursors of the first
+    restored grid, which went on and was lost too, must not lie ahead of the second one's events.
+    """
+    epoch = await tx.scalar(select(_EPOCH)) or 0
+    value = str(max(epoch + 1, int(tx.now // 60)))
+    statement = tx.insert(meta).values(key="outbox_epoch", value=value)
+    await tx.run(
+        statement.on_conflict_do_update(index_elements=[meta.c.key], set_={"value": value})
+    )
+
+
 async def append(
     tx: Tx,
     kind: str,

@@ -1,0 +1,326 @@
+"""``distribai grid backup``: a running or stopped grid into a directory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import MetaData, String, Table, column, select, table
+
+from distribai import __version__, durable
+from distribai.config import OrchestratorSettings
+from distribai.errors import Conflict, Integrity, NotFound, Unavailable
+from distribai.orchestrator.backup.copying import NO_LIMIT, Copied, TargetRefuses, copy_blobs
+from distribai.orchestrator.backup.format import (
+    BLOB_LIST,
+    FORMAT,
+    REVISION_TABLE,
+    STATE_FILES,
+    BackupManifest,
+    Layout,
+    LineWriter,
+    Part,
+    Progress,
+    Told,
+    reflect,
+    table_names,
+    tables_of,
+    to_line,
+    write_manifest,
+)
+from distribai.orchestrator.backup.naming import Named
+from distribai.store.blobs import BlobStore, hash_file
+from distribai.store.engine import Database, Tx
+from distribai.store.lock import FileLock
+from distribai.store.statements import fleet
+
+ROWS_AT_ONCE = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A finished backup: what it is, and the blobs that were not yet there from an earlier one."""
+
+    manifest: BackupManifest
+    copied: Copied
+
+
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    """What the database said at one moment."""
+
+    grid_id: str
+    revision: str
+    taken_at: float
+    columns: Mapping[str, tuple[str, ...]]
+    tables: Mapping[str, Part]
+
+
+async def back_up(
+    settings: OrchestratorSettings,
+    out: Path,
+    *,
+    secrets: Mapping[str, str] | None = None,
+    incomplete: bool = False,
+    told: Told = lambda _: None,
+    entropy: Callable[[int], bytes] = os.urandom,
+) -> Saved:
+    """Save the grid that ``settings`` name into ``out``, while it runs or stands still.
+
+    A second backup into the same directory copies only the blobs that it lacks, and takes the
+    first one's place when it is finished. Interrupted, it can simply be run again.
+
+    Args:
+        secrets: further texts to keep, by name, readable by their owner alone.
+        incomplete: finish even if the grid itself has lost blobs; the backup lists them.
+        told: hears of the progress.
+        entropy: randomness for the snapshot's name.
+
+    Raises:
+        NotFound: ``grid.missing``: there is no grid where the settings say.
+        Conflict: ``grid.schema``; ``grid.locked``: another backup writes into ``out``.
+        Integrity: ``grid.damaged``: the grid has lost blobs. Everything else has been copied.
+        Unavailable: ``io.file``: ``out`` cannot be written; ``grid.database`` or ``blob.store``.
+    """
+    layout = Layout(out)
+    path = settings.state_dir / "grid.sqlite3"
+    if not settings.db and not path.exists():
+        raise _no_grid(f"there is no file {path}")
+    db = Database(settings.db or f"sqlite:///{path}")
+    try:
+        if db.dialect == "sqlite" and not db.path.exists():
+            raise _no_grid(f"there is no file {db.path}")
+        with _writing(layout):
+            name = f"s-{entropy(8).hex()}"
+            return await _save(settings, db, layout, name, secrets or {}, incomplete, told)
+    finally:
+        await db.close()
+
+
+async def _save(
+    settings: OrchestratorSettings,
+    db: Database,
+    layout: Layout,
+    name: str,
+    secrets: Mapping[str, str],
+    incomplete: bool,
+    told: Told,
+) -> Saved:
+    (layout.snapshots / name).mkdir(parents=True)
+    named = Named()
+    async with db.read() as tx:
+        snapshot = await _dump(tx, layout, name, named, told)
+    wanted, copied = await _copy_named(settings, layout, named, told)
+    if copied.lost and not incomplete:
+        raise _damaged(copied.lost, named)
+    blobs = _write_list(layout, name, wanted)
+    files = _write_files(layout, name, settings.state_dir, secrets)
+    manifest = BackupManifest(
+        format=FORMAT,
+        software=__version__,
+        grid_id=snapshot.grid_id,
+        database=db.dialect,
+        revision=snapshot.revision,
+        taken_at=snapshot.taken_at,
+        snapshot=name,
+        columns=snapshot.columns,
+        tables=snapshot.tables,
+        blobs=blobs,
+        blob_bytes=sum(wanted.values()),
+        files=files,
+        lost=tuple(sorted(copied.lost)),
+    )
+    write_manifest(layout, manifest)
+    _forget_others(layout, name)
+    return Saved(manifest.sealed(), copied)
+
+
+# ------------------------------------------------------------------ rows
+
+
+async def _dump(tx: Tx, layout: Layout, name: str, named: Named, told: Told) -> _Snapshot:
+    if REVISION_TABLE not in await tx.conn.run_sync(table_names):
+        raise _no_grid("the database holds no tables of a grid")
+    revision = str(
+        await tx.scalar(select(column("version_num", String)).select_from(table(REVISION_TABLE)))
+    )
+    names = tables_of(revision)
+    found: MetaData = await tx.conn.run_sync(lambda c: reflect(c, names))
+    grid_id = await fleet.fact(tx, "grid_id")
+    if grid_id is None:
+        raise _no_grid("no orchestrator has ever started on the database")
+    tables: dict[str, Part] = {}
+    rows = 0
+    for one in found.sorted_tables:
+        tables[one.name] = await _dump_table(tx, one, layout.lines(name, one.name), named)
+        rows += tables[one.name].lines
+        told(Progress("rows", rows, 0))
+    return _Snapshot(
+        grid_id=grid_id,
+        revision=revision,
+        taken_at=tx.now,
+        columns={t.name: tuple(c.name for c in t.columns) for t in found.sorted_tables},
+        tables=tables,
+    )
+
+
+async def _dump_table(tx: Tx, one: Table, path: Path, named: Named) -> Part:
+    writer = LineWriter(path)
+    try:
+        result = await tx.conn.stream(
+            select(one).order_by(*one.primary_key.columns),
+            execution_options={"yield_per": ROWS_AT_ONCE},
+        )
+        async for row in result:
+            values = tuple(row)
+            named.add(one, values)
+            writer.write(to_line(values))
+        return writer.finish()
+    finally:
+        writer.close()
+
+
+# ------------------------------------------------------------------ blobs and files
+
+
+async def _copy_named(
+    settings: OrchestratorSettings, layout: Layout, named: Named, told: Told
+) -> tuple[dict[str, int], Copied]:
+    """Copy what the rows name; the blobs that the backup now holds, with their sizes."""
+    source = BlobStore.open(
+        settings.blobs or settings.state_dir / "blobs",
+        layout.staging / "source",
+        max_bytes=NO_LIMIT,
+    )
+    target = BlobStore.open(layout.blobs, layout.staging / "target", max_bytes=NO_LIMIT)
+    wanted = {**await _there(source, named), **named.needed}
+    for sha256, size in wanted.items():
+        path = layout.blob(sha256)
+        if path.exists() and path.stat().st_size != size:
+            path.unlink()  # not ours: a blob appears whole
+    try:
+        copied = await copy_blobs(source, target, wanted, told)
+    except TargetRefuses as refusal:
+        raise _refused(layout.root, refusal.problem.message) from refusal
+    for sha256 in list(copied.lost):
+        del wanted[sha256]
+        if sha256 not in named.needed:
+            del copied.lost[sha256]  # whoever looks at the claim will find it wanting
+    return wanted, copied
+
+
+async def _there(source: BlobStore, named: Named) -> dict[str, int]:
+    """Those of the claimed blobs that exist as they were claimed."""
+    found: dict[str, int] = {}
+    for sha256, size in named.claimed.items():
+        if sha256 in named.needed:
+            continue
+        try:
+            if await source.size(sha256) == size:
+                found[sha256] = size
+        except NotFound:
+            continue
+    return found
+
+
+def _write_list(layout: Layout, name: str, wanted: Mapping[str, int]) -> Part:
+    writer = LineWriter(layout.lines(name, BLOB_LIST))
+    try:
+        for sha256, size in sorted(wanted.items()):
+            writer.write([sha256, size])
+        return writer.finish()
+    finally:
+        writer.close()
+
+
+def _write_files(
+    layout: Layout, name: str, state_dir: Path, secrets: Mapping[str, str]
+) -> dict[str, Part]:
+    texts = dict(secrets)
+    for key in STATE_FILES:
+        if (state_dir / key).exists():
+            texts[key] = (state_dir / key).read_text(encoding="ascii")
+    parts: dict[str, Part] = {}
+    for key, text in texts.items():
+        path = layout.file(name, key)
+        durable.write(path, text.encode(), point="backup.file", mode=0o600)
+        found = hash_file(path)
+        parts[key] = Part(found.sha256, found.size)
+    return parts
+
+
+def _forget_others(layout: Layout, name: str) -> None:
+    """Remove the rows of earlier and of interrupted backups; blobs stay."""
+    for other in layout.snapshots.iterdir():
+        if other.name != name:
+            shutil.rmtree(other)
+
+
+# ------------------------------------------------------------------ the directory
+
+
+@contextmanager
+def _writing(layout: Layout) -> Iterator[None]:
+    """The backup's directory, closed to others, for one backup at a time.
+
+    Raises:
+        Conflict: ``grid.locked``.
+        Unavailable: ``io.file``: the disk is full or refuses, now or in the block.
+    """
+    try:
+        layout.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = FileLock(layout.root / "backup")
+    except OSError as problem:
+        raise _refused(layout.root, problem.strerror or str(problem)) from problem
+    except sqlite3.OperationalError as problem:  # the lock's own file
+        raise _refused(layout.root, str(problem)) from problem
+    except Conflict as problem:
+        raise Conflict(
+            "grid.locked",
+            f"Another backup is being written into {layout.root}.",
+            "Wait for its end, or give another directory.",
+        ) from problem
+    try:
+        shutil.rmtree(layout.staging, ignore_errors=True)
+        yield
+    except OSError as problem:
+        where = problem.filename or layout.root
+        raise _refused(where, problem.strerror or str(problem)) from problem
+    finally:
+        shutil.rmtree(layout.staging, ignore_errors=True)
+        lock.release()
+
+
+def _refused(where: Path | str, why: str) -> Unavailable:
+    return Unavailable(
+        "io.file",
+        f"The backup cannot be written to {where}: {why.rstrip('.')}.",
+        "Free some space or give another disk, then run it again into the same directory: it goes "
+        "on with the blobs that are still missing.",
+    )
+
+
+def _no_grid(why: str) -> NotFound:
+    return NotFound(
+        "grid.missing",
+        f"There is no grid to save: {why}.",
+        "Give the --state-dir, --db and --blobs that `orchestrator start` is given.",
+    )
+
+
+def _damaged(lost: Mapping[str, str], named: Named) -> Integrity:
+    shown = "; ".join(
+        f"{sha256[:12]} of the table {named.where[sha256]}: {why.rstrip('.')}"
+        for sha256, why in sorted(lost.items())[:3]
+    )
+    return Integrity(
+        "grid.damaged",
+        f"The grid has lost {len(lost)} of the blobs that its database names ({shown}).",
+        "Bring them back from an older backup: a file under its `blobs` goes to the same place "
+        "under the grid's. Or finish the backup without them: --incomplete.",
+    )

@@ -1,0 +1,123 @@
+"""``distribai grid backup | restore`` as it is typed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from distribai.config import Home
+from distribai.core.spec import BlobRef
+from distribai.orchestrator.fleet import tokens
+from distribai.store.blobs import BlobStore
+from distribai.store.engine import Database
+from distribai.store.migrate import migrate
+from distribai.store.statements import fleet, records
+from tests.cli.conftest import Run
+
+BLOB = bytes(range(256)) * 4096
+
+
+@pytest.fixture
+def state(home: Path) -> Path:
+    """A grid with one blob, where ``orchestrator start`` would have put it."""
+    path = home / "state" / "orchestrator"
+
+    async def make() -> None:
+        path.mkdir(parents=True)
+        db = Database(f"sqlite:///{path / 'grid.sqlite3'}", durable=False)
+        await migrate(db)
+        await tokens.ensure_invite(db, path, os.urandom)
+        blobs = BlobStore.open(path / "blobs", path / "staging", max_bytes=1 << 24)
+        ref: BlobRef = await blobs.put_bytes(BLOB)
+        async with db.write() as tx:
+            await fleet.set_fact_once(tx, "grid_id", "grid_of_this_test")
+            await fleet.add_token(tx, tokens.hash_secret("dop_secret"), "operator")
+            await records.add_blob(tx, ref, "data")
+        await db.close()
+
+    asyncio.run(make())
+    credentials = Home.find(os.environ).credentials
+    words = {"url": "http://127.0.0.1:1", "token": "dop_secret", "state_dir": str(path)}
+    credentials.write_text(json.dumps(words))
+    return path
+
+
+def test_a_grid_is_saved_checked_and_restored(offline: Run, state: Path, tmp_path: Path) -> None:
+    done = offline("grid", "backup", "saved")
+    assert done.status == 0, done.err
+    assert "grid_of_this_test" in done.out
+    assert "1 blob (1.0 MB) copied now" in done.out
+    again = offline("grid", "backup", "saved", "--json").json
+    assert (again["copied_blobs"], again["blobs"], again["lost"]) == (0, 1, [])
+
+    checked = offline("grid", "restore", "saved", "--check")
+    assert checked.status == 0, checked.err
+    assert "is whole" in checked.out
+
+    done = offline("grid", "restore", "saved", "--state-dir", "new")
+    assert done.status == 0, done.err
+    assert "orchestrator start" in done.out
+    new = tmp_path / "new"
+    assert (new / "invite").read_text() == (state / "invite").read_text()
+    # Told at the first start: on another machine nobody would have it.
+    assert (new / "operator-token").read_text() == "dop_secret\n"
+
+
+def test_another_grids_token_is_not_saved(offline: Run, state: Path, tmp_path: Path) -> None:
+    credentials = Home.find(os.environ).credentials
+    words = {"url": "http://127.0.0.1:1", "token": "dop_other", "state_dir": "/somewhere"}
+    credentials.write_text(json.dumps(words))
+    assert offline("grid", "backup", "saved").status == 0
+    assert not any(b"dop_other" in p.read_bytes() for p in (tmp_path / "saved").rglob("operator*"))
+
+
+def test_what_cannot_be_done_says_why_and_what_to_try(offline: Run, state: Path) -> None:
+    nothing = offline("grid", "backup", "saved", "--state-dir", "nowhere")
+    assert nothing.status == 3
+    assert "code: grid.missing" in nothing.err
+    assert "try: " in nothing.err
+    none = offline("grid", "restore", "nowhere", "--state-dir", "new")
+    assert none.status == 3
+    assert "code: grid.backup" in none.err
+    assert offline("grid", "backup", "saved").status == 0
+    onto = offline("grid", "restore", "saved")
+    assert onto.status == 5
+    assert "code: grid.not_empty" in onto.err
+    assert "try: " in onto.err
+    next(p for p in Path("saved/blobs").rglob("*") if p.is_file()).write_bytes(b"x")
+    torn = offline("grid", "restore", "saved", "--check")
+    assert torn.status == 6
+    assert "code: grid.backup" in torn.err
+
+
+@pytest.mark.skipif(os.name != "posix", reason="limits of a process are POSIX")
+def test_a_disk_that_takes_no_more_is_named_and_the_backup_goes_on_later(
+    state: Path, tmp_path: Path
+) -> None:
+    """A limit on the size of files stands for a full disk: both refuse a write half-way."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000))
+
+    words = [str(Path(sys.executable).with_name("distribai")), "grid", "backup", "saved"]
+    full = subprocess.run(words, preexec_fn=limit, capture_output=True, text=True, check=False)
+    assert full.returncode == 8, full.stderr
+    assert "code: io.file" in full.stderr
+    assert "try: " in full.stderr
+    assert not (tmp_path / "saved" / "backup.json").exists()
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+    restoring = [*words[:2], "restore", "saved", "--state-dir", "new"]
+    full = subprocess.run(restoring, preexec_fn=limit, capture_output=True, text=True, check=False)
+    assert full.returncode == 8, full.stderr
+    assert "try: " in full.stderr
+    done = subprocess.run(restoring, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
