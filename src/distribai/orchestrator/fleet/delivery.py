@@ -8,7 +8,9 @@ nothing to remember.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from distribai.core.spec import BlobRef
 from distribai.core.states import JobState, RoundState, TaskState
@@ -41,31 +43,65 @@ FINAL = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobS
 
 async def deliver(grid: Grid) -> None:
     """Send every session of this process what it has not been sent yet."""
-    for session in grid.fleet:
-        try:
-            async with grid.db.read() as tx:
-                held = await work.tasks_in(tx, (TaskState.LEASED,), node_id=session.node_id)
-                # After each await the session may have been replaced; its sends go nowhere then.
-                for task in held:
-                    known = (session.assigned.get(task.id), session.reported.get(task.id))
-                    if task.attempt not in known:
-                        await _assign(tx, session, task)
-                await _answer_and_stop(tx, session, held)
-                await _hurry(tx, session, held)
-                await _tell_versions(tx, session)
-        except Unavailable as problem:
-            if problem.code != "protocol.backlog":
-                raise
-            # A peer that never acknowledges: cut it off; it begins anew, or falls silent.
-            if session.stream is not None:
-                session.stream.close()
-            grid.fleet.drop(session)
+    # Before the snapshot: who registers later knows more than it does.
+    sessions = list(grid.fleet)
+    if not sessions:
+        return
+    async with grid.db.read() as tx:
+        sight = _Sight(tx)
+        held: dict[str, list[AnyRow]] = defaultdict(list)
+        for task in await work.tasks_in(tx, (TaskState.LEASED,)):
+            held[task.node_id].append(task)
+        for session in sessions:
+            await _deliver(sight, grid, session, held[session.node_id])
 
 
-async def _assign(tx: Tx, session: LiveSession, task: AnyRow) -> None:
-    job = await jobs.get(tx, task.job_id)
-    assert job is not None
-    assignment = await build_assignment(tx, job, task)
+@dataclass
+class _Sight:
+    """One look: jobs, rounds and weights that many sessions ask for are read once."""
+
+    tx: Tx
+    _jobs: dict[str, AnyRow] = field(default_factory=dict)
+    _rounds: dict[tuple[str, int, int], AnyRow | None] = field(default_factory=dict)
+
+    async def job(self, job_id: str) -> AnyRow:
+        """A job that has tasks."""
+        if job_id not in self._jobs:
+            job = await jobs.get(self.tx, job_id)
+            assert job is not None, "jobs are never deleted"
+            self._jobs[job_id] = job
+        return self._jobs[job_id]
+
+    async def round(self, task: AnyRow) -> AnyRow | None:
+        """The round of a task."""
+        key = (task.job_id, task.round, task.take)
+        if key not in self._rounds:
+            self._rounds[key] = await work.get_round(self.tx, *key)
+        return self._rounds[key]
+
+
+async def _deliver(sight: _Sight, grid: Grid, session: LiveSession, held: Sequence[AnyRow]) -> None:
+    try:
+        # After each await the session may have been replaced; its sends go nowhere then.
+        for task in held:
+            known = (session.assigned.get(task.id), session.reported.get(task.id))
+            if task.attempt not in known:
+                await _assign(sight, session, task)
+        await _answer_and_stop(sight.tx, session, held)
+        await _hurry(sight, session, held)
+        await _tell_versions(sight, session)
+    except Unavailable as problem:
+        if problem.code != "protocol.backlog":
+            raise
+        # A peer that never acknowledges: cut it off; it begins anew, or falls silent.
+        if session.stream is not None:
+            session.stream.close()
+        grid.fleet.drop(session)
+
+
+async def _assign(sight: _Sight, session: LiveSession, task: AnyRow) -> None:
+    job = await sight.job(task.job_id)
+    assignment = await build_assignment(sight.tx, job, task)
     session.assigned[task.id] = task.attempt
     session.stopping.discard(task.id)
     session.told[job.id] = max(session.told.get(job.id, 0), task.round)
@@ -149,13 +185,13 @@ async def _answer_and_stop(tx: Tx, session: LiveSession, held: Sequence[AnyRow])
         session.hurried.pop(task.id, None)
 
 
-async def _hurry(tx: Tx, session: LiveSession, held: Sequence[AnyRow]) -> None:
+async def _hurry(sight: _Sight, session: LiveSession, held: Sequence[AnyRow]) -> None:
     """Tell a node whose round has its quorum until when it is waited for, so that it hands in what
     it can; and stop work for rounds that have closed."""
     for task in held:
         if task.phase != "train" or task.id in session.stopping:
             continue
-        row = await work.get_round(tx, task.job_id, task.round, task.take)
+        row = await sight.round(task)
         if row is None or row.state != RoundState.OPEN:
             session.stopping.add(task.id)
             session.send(stop_message(task.id, "its round has closed"))
@@ -163,7 +199,7 @@ async def _hurry(tx: Tx, session: LiveSession, held: Sequence[AnyRow]) -> None:
             told = session.hurried.get(task.id)
             if told is None or abs(told - row.deadline_at) > HURRY_S:
                 session.hurried[task.id] = row.deadline_at
-                within_s = max(0.0, row.deadline_at - tx.now)
+                within_s = max(0.0, row.deadline_at - sight.tx.now)
                 session.send(finish_message(task.id, within_s, "its round has its quorum"))
 
 
@@ -171,11 +207,10 @@ def _holds(task: AnyRow | None, attempt: int) -> bool:
     return task is not None and task.attempt == attempt
 
 
-async def _tell_versions(tx: Tx, session: LiveSession) -> None:
+async def _tell_versions(sight: _Sight, session: LiveSession) -> None:
     """Tell of new versions of the jobs that the node has worked for."""
     for job_id, told in list(session.told.items()):
-        job = await jobs.get(tx, job_id)
-        assert job is not None
+        job = await sight.job(job_id)
         done = JobState(job.state) in FINAL
         if job.version <= told and not done:
             continue
@@ -183,7 +218,7 @@ async def _tell_versions(tx: Tx, session: LiveSession) -> None:
             job_id=job.id,
             round=max(0, job.version - 1),
             version=job.version,
-            weights=weights_to_wire(await weights_ref(tx, job, job.version)),
+            weights=weights_to_wire(await weights_ref(sight.tx, job, job.version)),
             job_done=done,
         )
         if done:
