@@ -308,8 +308,19 @@ async def _to_the_end(grid: Grid, case: Case) -> str:
     return job_id
 
 
-async def play_all(root: Path, keys: Path, cases: Sequence[Case], at_once: int = 2) -> list[Result]:
-    """All cases, some at once. One whose point was not reached so often is tried at the first."""
+async def play_all(
+    root: Path,
+    keys: Path,
+    cases: Sequence[Case],
+    calm: Sequence[str],
+    tell: Callable[[Result], None],
+    at_once: int = 2,
+) -> list[Result]:
+    """All cases, some at once, each told of when it is over.
+
+    One whose point was not reached so often is tried again at the first time. ``calm`` are the
+    hashes of all versions of an undisturbed run.
+    """
     places = asyncio.Semaphore(at_once)
 
     async def one(number: int, case: Case) -> Result:
@@ -318,8 +329,13 @@ async def play_all(root: Path, keys: Path, cases: Sequence[Case], at_once: int =
             if case.hit is not None and not result.killed and not result.problems:
                 first = Case(case.when, Hit(case.hit.point, 1))
                 result = await play(root / f"{number}-first", keys, first)
+            if not result.killed:
+                result.problems.append("the point was never reached")
+            elif not result.problems and result.weights != calm:
+                result.problems.append("the weights are other ones than undisturbed")
             if not result.problems:
                 shutil.rmtree(root / f"{number}")
+            tell(result)
             return result
 
     return await asyncio.gather(*(one(i, case) for i, case in enumerate(cases)))
