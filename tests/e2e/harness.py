@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -77,7 +77,7 @@ class GridProcesses:
         """The orchestrator's state directory."""
         return self.root / "home" / "state" / "orchestrator"
 
-    def start_orchestrator(self, *arguments: str) -> None:
+    def start_orchestrator(self, *arguments: str, command: Sequence[str] = CLI) -> None:
         """Start it on free ports (the same ones after the first time) and wait until it serves."""
         ports = ["--grpc-port", "0", "--http-port", "0"]
         if self.ready:
@@ -87,8 +87,8 @@ class GridProcesses:
                 "--http-port",
                 str(self.ready["http"].rsplit(":", 1)[1]),
             ]
-        self.orchestrator = self._spawn(
-            "orchestrator", "orchestrator", "start", "--json", *ports, *arguments
+        self.orchestrator = self.spawn(
+            "orchestrator", "orchestrator", "start", "--json", *ports, *arguments, command=command
         )
         assert self.orchestrator.stdout is not None
         line = self.orchestrator.stdout.readline()
@@ -103,7 +103,7 @@ class GridProcesses:
     ) -> subprocess.Popen[str]:
         """Start one more node with a state directory of its own."""
         name = f"node{len(self.nodes)}"
-        node = self._spawn(
+        node = self.spawn(
             name,
             "node",
             "start",
@@ -123,12 +123,17 @@ class GridProcesses:
         self.nodes.append(node)
         return node
 
-    def _spawn(
-        self, log: str, *arguments: str, env: dict[str, str] | None = None
+    def spawn(
+        self,
+        log: str,
+        *arguments: str,
+        env: dict[str, str] | None = None,
+        command: Sequence[str] = CLI,
     ) -> subprocess.Popen[str]:
+        """Start a process of this grid; what it says on stderr goes to ``<log>.log``."""
         with open(self.root / f"{log}.log", "a") as stderr:
             process = subprocess.Popen(
-                [*CLI, *arguments],
+                [*command, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
