@@ -61,13 +61,13 @@ class DataSpec:
 class OptimizerSpec:
     """The inner optimizer. ``muon`` takes the hidden matrices and leaves the rest to AdamW.
 
-    Betas, weight decay and clip from algorithms.md A1; Muon inside after arXiv:2505.23725.
-    The rates and Muon's momentum were tuned, see ``docs/explanation/learning.md``.
+    Weight decay and clip from algorithms.md A1; Muon inside after arXiv:2505.23725. The rates,
+    Muon's momentum and the second beta were tuned, see ``docs/explanation/learning.md``.
     """
 
     name: Literal["adamw", "muon"] = "muon"
     lr: float = 0.012
-    betas: tuple[float, ...] = (0.9, 0.95)
+    betas: tuple[float, ...] = (0.9, 0.99)
     eps: float = 1e-8
     weight_decay: float = 0.1
     clip: float = 1.0
