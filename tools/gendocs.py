@@ -1,7 +1,7 @@
 """Make the generated pages of ``docs/reference`` again; ``--check`` only says whether they differ.
 
 The pages come from what the program itself uses: the command tree, the settings' dataclasses, the
-recipe's models, the table of error codes, the application's OpenAPI description.
+recipe's models, the tables of error codes and of states, the application's OpenAPI description.
 """
 
 from __future__ import annotations
@@ -117,6 +117,63 @@ def _kinds(root: type[Any]) -> Iterator[type[Any]]:
             yield from _kinds(kind)
 
 
+def states_page() -> str:
+    """The state machines as pictures, from the tables that decide every change."""
+    from distribai.config import LivenessSettings
+    from distribai.core import states
+
+    text = f"""{NOTE}# States
+
+The tables behind these pictures (`core/states.py`) decide every change; nothing else does. A change
+and the event that tells of it are one transaction, so that what `distribai job watch` and the HTTP
+interface's events show is what happened. [What survives what](../how-to/operate.md).
+"""
+    machines: list[tuple[str, Any, Any]] = [
+        ("Jobs", states.JobState, states.JOB),
+        ("Tasks", states.TaskState, states.TASK),
+        ("Rounds", states.RoundState, states.ROUND),
+    ]
+    for title, kind, table in machines:
+        text += f"\n## {title}\n\n```mermaid\nstateDiagram-v2\n    [*] --> {next(iter(kind))}\n"
+        for state in kind:
+            text += "".join(f"    {state} --> {nxt}\n" for nxt in kind if nxt in table[state])
+            if states.is_terminal(table, state):
+                text += f"    {state} --> [*]\n"
+        text += "```\n\n" + _meanings(kind)
+    seconds = LivenessSettings()
+    axes: list[tuple[str, Any, str]] = [
+        (
+            "Liveness",
+            states.Liveness,
+            f"Silence alone moves it: degraded after {seconds.degraded_s:g} s, offline after "
+            f"{seconds.offline_s:g} s (`[liveness]` in the settings), online whenever the node is "
+            "heard. A node that says goodbye is offline at once. After a start of the orchestrator "
+            "every node that was not offline counts as heard at that moment.",
+        ),
+        (
+            "Standing",
+            states.Standing,
+            "Nodes that come with a valid invite are trusted. Nothing changes the standing by "
+            "itself yet.",
+        ),
+        ("Intent", states.Intent, "The node says it with every heartbeat."),
+    ]
+    text += (
+        "\n## Nodes\n\nA node has three states at once, each on an axis of its own; whether it is "
+    )
+    text += "idle or at work\nfollows from its leases.\n"
+    for title, kind, about in axes:
+        text += f"\n### {title}\n\n{about}\n\n" + _meanings(kind)
+    return text
+
+
+def _meanings(kind: Any) -> str:
+    from distribai.core import states
+
+    rows = "".join(f"| `{state}` | {states.MEANINGS[kind][state]} |\n" for state in kind)
+    return "| state | what it means |\n|---|---|\n" + rows
+
+
 def openapi_page() -> str:
     """The application's own description."""
     from distribai.orchestrator.context import Grid
@@ -131,6 +188,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "config.md": config_page,
     "recipe.md": recipe_page,
     "errors.md": errors_page,
+    "states.md": states_page,
     "openapi.json": openapi_page,
 }
 

@@ -27,6 +27,11 @@ def test_every_state_has_a_row_and_every_state_can_end(table: dict) -> None:
         assert any(states.is_terminal(table, s) for s in seen)
 
 
+def test_every_state_is_explained_and_no_other() -> None:
+    kinds = (J, T, R, states.Liveness, states.Standing, states.Intent)
+    assert {k: list(m) for k, m in states.MEANINGS.items()} == {k: list(k) for k in kinds}
+
+
 def test_every_open_job_and_task_can_be_cancelled() -> None:
     assert all(J.CANCELLED in nxt for s, nxt in states.JOB.items() if nxt)
     assert all(T.CANCELLED in nxt for s, nxt in states.TASK.items() if nxt)

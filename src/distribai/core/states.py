@@ -113,6 +113,55 @@ ROUND: Mapping[RoundState, frozenset[RoundState]] = {
 }
 
 
+MEANINGS: Mapping[type[StrEnum], Mapping[str, str]] = {
+    JobState: {
+        "submitted": "It waits for the operator's word.",
+        "queued": "The operator has accepted it; it waits for enough nodes.",
+        "declined": "The operator has declined it, with a reason.",
+        "running": "Its rounds are open, trained and merged.",
+        "paused": "It keeps everything and gets no node until it is resumed.",
+        "completed": "Its last version is there.",
+        "failed": "A task failed too often, with the reason; its versions stay.",
+        "cancelled": "Somebody has ended it; its versions stay.",
+    },
+    TaskState: {
+        "queued": "It waits for a free device.",
+        "leased": "One device of one node works on it, under one attempt, until the lease ends.",
+        "submitted": "A result came in from the attempt that holds the lease.",
+        "verifying": "The result is being checked.",
+        "accepted": "The result counts, once; its samples are consumed.",
+        "rejected": "The result does not fit its task; its samples go into a new task.",
+        "superseded": "The result came after its round had closed; its samples go into a new task.",
+        "failed": "Too many attempts failed; its samples go back.",
+        "cancelled": "Nobody needs it any more: its round or job has ended; its samples go back.",
+    },
+    RoundState: {
+        "open": "Members train and submit; the quorum starts the grace.",
+        "closing": "Who takes part is frozen and recorded; it is merged from exactly these.",
+        "merged": "It has made the next version.",
+        "abandoned": "It made nothing and changed no momentum; what it had accepted counts in its "
+        "next take.",
+    },
+    Liveness: {
+        "online": "It was heard lately.",
+        "degraded": "It is silent: it keeps its tasks and gets no new ones.",
+        "offline": "It counts as gone: its leases are dead. When it is heard it is online again.",
+    },
+    Standing: {
+        "probation": "It gets work; what it does is to be checked more often.",
+        "trusted": "It gets work.",
+        "quarantined": "It gets no work and moves no bytes until the operator has looked.",
+        "banned": "Its key is shut out.",
+    },
+    Intent: {
+        "contribute": "It wants work.",
+        "pause": "It stays connected and wants no work for now.",
+        "drain": "It finishes what it has in hand, hands it in and leaves.",
+    },
+}
+"""Every state in one sentence, for the docs; by class, since two machines share some names."""
+
+
 def is_terminal(table: Mapping[S, frozenset[S]], state: S) -> bool:
     """Whether nothing can follow ``state``."""
     return not table[state]
