@@ -36,15 +36,7 @@ def parts(out: Path) -> dict[str, Path]:
     }
 
 
-@pytest.mark.parametrize("how", ["flipped", "truncated", "gone"])
-@pytest.mark.parametrize("what", ["manifest", "rows", "list", "secret", "blob"])
-async def test_a_damaged_backup_is_named_and_nothing_is_written(
-    world: World, tmp_path: Path, what: str, how: str
-) -> None:
-    await started(world, "a")
-    out, root = tmp_path / "backup", tmp_path / "elsewhere"
-    await back_up(settings_of(world), out)
-    path = parts(out)[what]
+def spoil(path: Path, how: str) -> None:
     data = path.read_bytes()
     if how == "flipped":
         path.write_bytes(data[:-20] + bytes([data[-20] ^ 1]) + data[-19:])
@@ -52,14 +44,29 @@ async def test_a_damaged_backup_is_named_and_nothing_is_written(
         path.write_bytes(data[: len(data) // 2])
     else:
         path.unlink()
-    kind = NotFound if (what, how) == ("manifest", "gone") else Integrity
-    with pytest.raises(kind) as refused:
-        await restore(place(root), out)
-    assert refused.value.code == "grid.backup"
-    assert refused.value.hint
-    assert path.name in refused.value.message
-    assert not (root / "blobs").exists()
-    assert not (root / "invite").exists()
+
+
+async def test_a_damaged_backup_is_named_and_nothing_is_written(
+    world: World, tmp_path: Path
+) -> None:
+    await started(world, "a")
+    whole, root = tmp_path / "backup", tmp_path / "elsewhere"
+    await back_up(settings_of(world), whole)
+    for what in ("manifest", "rows", "list", "secret", "blob"):
+        for how in ("flipped", "truncated", "gone"):
+            out = tmp_path / f"{what}-{how}"
+            shutil.copytree(whole, out)
+            path = parts(out)[what]
+            spoil(path, how)
+            kind = NotFound if (what, how) == ("manifest", "gone") else Integrity
+            with pytest.raises(kind) as refused:
+                await restore(place(root), out)
+            assert refused.value.code == "grid.backup", (what, how)
+            assert refused.value.hint
+            assert path.name in refused.value.message, (what, how)
+            assert not (root / "blobs").exists()
+            assert not (root / "invite").exists()
+    await restore(place(root), whole)
 
 
 async def test_an_incremental_backup_mends_a_torn_blob(world: World, tmp_path: Path) -> None:
@@ -77,30 +84,24 @@ async def change_manifest(out: Path, **changes: Any) -> None:
     write_manifest(Layout(out), replace(manifest, **changes))
 
 
-@pytest.mark.parametrize(
-    ("changes", "kind", "code"),
-    [
+async def test_an_impossible_manifest_is_refused(world: World, tmp_path: Path) -> None:
+    await started(world, "a")
+    out = tmp_path / "backup"
+    manifest = (await back_up(settings_of(world), out)).manifest
+    cases: list[tuple[dict[str, Any], type[DistribAIError], str]] = [
         ({"revision": "0999"}, Conflict, "grid.schema"),
         ({"format": 2}, Conflict, "grid.schema"),
         ({"snapshot": "../../etc"}, Integrity, "grid.backup"),
         ({"tables": {}}, Integrity, "grid.backup"),
         ({"columns": {}}, Integrity, "grid.backup"),
-    ],
-)
-async def test_an_impossible_manifest_is_refused(
-    world: World,
-    tmp_path: Path,
-    changes: dict[str, Any],
-    kind: type[DistribAIError],
-    code: str,
-) -> None:
-    await started(world, "a")
-    out = tmp_path / "backup"
-    await back_up(settings_of(world), out)
-    await change_manifest(out, **changes)
-    with pytest.raises(kind) as refused:
-        await restore(place(tmp_path / "elsewhere"), out)
-    assert refused.value.code == code
+        ({"files": {"passwd": manifest.files["invite"]}}, Integrity, "grid.backup"),
+    ]
+    for changes, kind, code in cases:
+        write_manifest(Layout(out), replace(manifest, **changes))
+        with pytest.raises(kind) as refused:
+            await restore(place(tmp_path / "elsewhere"), out)
+        assert refused.value.code == code, changes
+        assert refused.value.hint
 
 
 async def test_rows_that_contradict_each_other_are_refused_as_a_whole(
