@@ -93,6 +93,8 @@ class Grid:
         self.serving = asyncio.Event()
         self.killed = 0
         self.problems: list[str] = []
+        self._stopping = False
+        self._joined = False
         self._orchestrator: asyncio.subprocess.Process | None = None
         self._daemons: list[Daemon] = []
         self._nodes: list[asyncio.Task[None]] = []
@@ -122,20 +124,25 @@ class Grid:
         self.ready = json.loads(line)
         self.token = self.ready["operator_token"] or self.token
         self.serving.set()
-        if not self._nodes:
+        if not self._joined:
+            self._joined = True
             self._start_nodes()
 
     async def keep_alive(self) -> None:
-        """Start it again, without a fault, whenever it has been killed."""
+        """Start it again, without a fault, whenever it has been killed, until it ends in order."""
         while True:
             assert self._orchestrator is not None
             status = await self._orchestrator.wait()
             self.serving.clear()
-            if status != -signal.SIGKILL:
+            if status == -signal.SIGKILL:
+                self.killed += 1
+                await self.start()
+                if self._stopping:
+                    self._terminate()
+                continue
+            if status != 0 or not self._stopping:
                 self.problems.append(f"the orchestrator ended with status {status}")
-                return
-            self.killed += 1
-            await self.start()
+            return
 
     async def kill(self) -> None:
         """From outside, at any moment."""
@@ -146,9 +153,11 @@ class Grid:
 
     async def leave(self) -> None:
         """Let the nodes leave in order."""
+        if not self._nodes:
+            return
         for daemon in self._daemons:
             daemon.finish(partial=True)
-        _, late = await asyncio.wait(self._nodes, timeout=60.0) if self._nodes else (None, ())
+        _, late = await asyncio.wait(self._nodes, timeout=90.0)
         for node in late:
             self.problems.append("a node did not leave")
             node.cancel()
@@ -156,24 +165,24 @@ class Grid:
             if node.done() and not node.cancelled() and node.exception() is not None:
                 self.problems.append(f"a node ended: {node.exception()!r}")
         await asyncio.gather(*self._nodes, return_exceptions=True)
+        self._nodes.clear()
+        self._daemons.clear()
 
     async def stop(self) -> None:
-        """End the orchestrator in order; one that is killed while it ends is started once more."""
-        process = self._orchestrator
-        if process is None or process.returncode not in (None, 0):
-            return
-        status = await self._end(process)
-        if status == -signal.SIGKILL:
-            self.killed += 1
-            await self.start()
-            status = await self._end(self._orchestrator or process)
-        if status != 0:
-            self.problems.append(f"the orchestrator left with status {status}")
+        """Tell the orchestrator to end in order, once it serves."""
+        await self.serving.wait()
+        self._stopping = True
+        self._terminate()
 
-    async def _end(self, process: asyncio.subprocess.Process) -> int:
-        if process.returncode is None:
-            process.send_signal(signal.SIGTERM)
-        return await process.wait()
+    def _terminate(self) -> None:
+        assert self._orchestrator is not None
+        if self._orchestrator.returncode is None:
+            self._orchestrator.terminate()
+
+    def clear_away(self) -> None:
+        """Whatever went wrong, nothing stays."""
+        if self._orchestrator is not None and self._orchestrator.returncode is None:
+            self._orchestrator.kill()
 
     def _start_nodes(self) -> None:
         for number in range(NODES):
@@ -270,11 +279,11 @@ async def play(root: Path, keys: Path, case: Case) -> Result:
             job_id = await _to_the_end(grid, case)
     except TimeoutError:
         grid.problems.append(f"it took more than {CAP_S} s")
-        await grid.leave()
     except AssertionError as problem:
         grid.problems.append(str(problem))
+    finally:
+        grid.clear_away()
         await grid.leave()
-    await grid.stop()
     result = Result(case, grid.killed > 0, time.monotonic() - began, grid.problems)
     if not result.problems:
         found = audit(grid.state, job_id)
@@ -305,6 +314,7 @@ async def _to_the_end(grid: Grid, case: Case) -> str:
         job_id = await grid.create_job(grid.root.name)
         await grid.until(job_id, lambda job: job.state == "completed")
         await grid.leave()
+        await grid.stop()
     return job_id
 
 
@@ -343,18 +353,29 @@ async def play_all(
 
 @asynccontextmanager
 async def _kept_alive(grid: Grid) -> AsyncIterator[None]:
+    """Somebody starts the orchestrator again while the block runs, and until it ends in order; one
+    that ends otherwise ends the block."""
     keeper = asyncio.create_task(grid.keep_alive())
     body = asyncio.current_task()
     assert body is not None
-    keeper.add_done_callback(lambda task: None if task.cancelled() else body.cancel())
+    over = False
+
+    def on_end(_task: asyncio.Task[None]) -> None:
+        if not over:
+            body.cancel()
+
+    keeper.add_done_callback(on_end)
     try:
         yield
+        over = True
+        await keeper
     except asyncio.CancelledError:
-        if not keeper.done():
+        if over or not keeper.done():
             raise
         body.uncancel()
-        keeper.result()
+        raise AssertionError("the orchestrator is gone") from None
     finally:
+        over = True
         keeper.cancel()
         await asyncio.wait({keeper})
 
