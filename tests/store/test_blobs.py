@@ -6,6 +6,8 @@ import asyncio
 import hashlib
 import itertools
 import os
+import signal
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from moto.server import ThreadedMotoServer
 
+from distribai import points
 from distribai.core.spec import BlobRef
 from distribai.errors import Conflict, Integrity, NotFound, Unavailable
 from distribai.store.blobs import BlobStore, blob_key
@@ -417,3 +420,46 @@ async def test_the_note_of_an_upload_that_was_promoted_by_a_dying_process_is_cle
     assert store.uploads.drop_idle(note.stat().st_mtime - 1.0) == 0
     assert store.uploads.drop_idle(note.stat().st_mtime + 1.0) == 1
     assert not note.exists()
+
+
+async def test_every_step_of_a_put_is_a_point(store: BlobStore) -> None:
+    reached: list[str] = []
+    points.install(reached.append)
+    try:
+        await store.put_bytes(os.urandom(100))
+    finally:
+        points.install(None)
+    files = [f"blob.bytes.{moment}" for moment in ("written", "flushed", "renamed", "durable")]
+    assert reached in (files, ["blob.bytes.s3.before", "blob.bytes.s3.after"])
+
+
+PUT_AND_DIE = """
+import asyncio, sys
+from pathlib import Path
+from distribai import points
+from distribai.store.blobs import BlobStore
+from distribai.testing.faults import Fault, Injector
+root = Path(sys.argv[1])
+points.install(Injector([Fault("kill", sys.argv[2])]))
+store = BlobStore.open(root / "blobs", root / "staging", max_bytes=1000)
+asyncio.run(store.put_bytes(b"data" * 100))
+"""
+
+
+@pytest.mark.parametrize(
+    ("moment", "there"),
+    [("written", False), ("flushed", False), ("renamed", True), ("durable", True)],
+)
+async def test_a_blob_that_a_killed_process_was_putting_is_whole_or_not_there(
+    tmp_path: Path, moment: str, there: bool
+) -> None:
+    command = [sys.executable, "-c", PUT_AND_DIE, str(tmp_path), f"blob.bytes.{moment}"]
+    dead = await asyncio.create_subprocess_exec(*command)
+    assert await dead.wait() == -signal.SIGKILL
+    store = BlobStore.open(tmp_path / "blobs", tmp_path / "staging", max_bytes=MAX)
+    ref = ref_of(b"data" * 100)
+    assert await store.exists(ref.sha256) is there
+    assert await store.put_bytes(b"data" * 100) == ref
+    async with store.local(ref) as path:
+        assert path.read_bytes() == b"data" * 100
+    assert not list((tmp_path / "staging" / "scratch").iterdir()), "nothing lies about"
