@@ -62,6 +62,18 @@ async def test_a_blob_that_is_there_needs_no_upload(node: httpx.AsyncClient, gri
     assert (other_size.status_code, other_size.json()["code"]) == (422, "blob.truncated")
 
 
+async def test_a_blob_that_the_disk_has_torn_is_sent_again_and_heals(
+    node: httpx.AsyncClient, grid: Grid
+) -> None:
+    data = os.urandom(10_000)
+    ref = await grid.blobs.put_bytes(data)
+    async with grid.blobs.local(ref) as path:
+        path.write_bytes(data[:4000])
+    upload = await begin(node, data)
+    assert (await node.patch(upload, content=data, headers=at(0))).status_code == 201
+    assert await grid.blobs.is_whole(ref)
+
+
 async def test_the_operator_s_bytes_are_counted_to_no_job(
     operator: httpx.AsyncClient, rooms: Orchestrator
 ) -> None:

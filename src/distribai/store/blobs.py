@@ -172,6 +172,18 @@ class BlobStore:
             return False
         return True
 
+    async def is_whole(self, ref: BlobRef) -> bool:
+        """Whether the stored bytes are those that the name says; reads all of them.
+
+        Raises:
+            NotFound: there is no such blob.
+        """
+        try:
+            async with self.local(ref):
+                return True
+        except Integrity:
+            return False
+
     async def read(
         self, sha256: str, start: int = 0, stop: int | None = None
     ) -> AsyncIterator[bytes]:

@@ -62,13 +62,16 @@ class UploadState(BaseModel):
 async def begin_upload(
     body: BeginUpload, grid: GridOf, caller: Caller, response: Response
 ) -> UploadState:
-    """200 with ``complete`` when the blob is there already, else 201 and where to send it."""
+    """200 with ``complete`` when the blob is there already, else 201 and where to send it.
+
+    One that is there, but torn, is sent again."""
     ref = BlobRef(body.sha256, body.size)
     if await grid.blobs.exists(ref.sha256):
-        check_blob(
-            BlobRef(ref.sha256, await grid.blobs.size(ref.sha256)), ref, f"blob {ref.sha256[:12]}"
-        )
-        return UploadState(complete=True)
+        stored = BlobRef(ref.sha256, await grid.blobs.size(ref.sha256))
+        if stored == ref:
+            return UploadState(complete=True)
+        if await grid.blobs.is_whole(stored):
+            check_blob(stored, ref, f"blob {ref.sha256[:12]}")
     upload = grid.blobs.uploads.begin(ref)
     response.status_code = 201
     response.headers["Location"] = f"/api/v1/blobs/uploads/{upload.id}"
