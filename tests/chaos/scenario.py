@@ -234,7 +234,7 @@ class Grid:
                 raise AssertionError("a node has ended while it had work")
             if job.state not in ("queued", "running"):
                 raise AssertionError(f"the job is {job.state}: {job.reason}")
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.25)
 
     async def _until_answered(self, ask: Callable[[], Awaitable[T]]) -> T:
         while True:

@@ -116,6 +116,7 @@ def test_on_a_full_disk_the_old_file_stays_and_nothing_lies_about(tmp_path: Path
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the process's state from /proc")
 def test_a_frozen_process_goes_on_when_it_is_told_to(tmp_path: Path) -> None:
     path = tmp_path / "file"
     command = [sys.executable, "-c", WRITER, "stop", "file.flushed", str(path)]
