@@ -23,7 +23,7 @@ from typing import Any, Literal, TypeVar
 from distribai.client import AsyncClient, Client, calls
 from distribai.config import NodeSettings
 from distribai.core.spec import DataSpec, JobSpec, ModelSpec, RoundSpec
-from distribai.errors import Unavailable
+from distribai.errors import DistribAIError, Unavailable
 from distribai.node import identity
 from distribai.node.daemon import Daemon
 from distribai.testing import child, faults
@@ -279,7 +279,7 @@ async def play(root: Path, keys: Path, case: Case) -> Result:
             job_id = await _to_the_end(grid, case)
     except TimeoutError:
         grid.problems.append(f"it took more than {CAP_S} s")
-    except AssertionError as problem:
+    except (AssertionError, DistribAIError) as problem:
         grid.problems.append(str(problem))
     finally:
         grid.clear_away()

@@ -104,6 +104,7 @@ async def stored(grid: Grid, ref: BlobRef) -> bytes:
         {1: "answer lost"},
         {2: "answer lost", 3: "refused"},
         {3: "answer lost"},  # of the last piece: the upload is gone, the blob is there
+        {3: "answer lost", **dict.fromkeys(range(4, 8), "refused")},  # and then a restart
     ],
 )
 async def test_an_upload_arrives_whole_whatever_breaks(

@@ -93,9 +93,10 @@ class Transfer:
                 told(upload.offset, ref.size)
                 failures = 0
             except NotFound as problem:
-                # The upload's id is gone: dropped, or finished while the answer got lost.
-                upload.address = ""
-                failures = self._again(failures, problem)
+                # The upload's id is gone: dropped, or finished while the answer got lost. A grid that
+                # answers again was restarted: its silence before does not count any more.
+                failures = self._again(0 if upload.lost else failures, problem)
+                upload.address, upload.lost = "", False
             except (Unavailable, Conflict) as problem:
                 upload.lost = True
                 failures = self._again(failures, problem)
