@@ -93,8 +93,8 @@ class Transfer:
                 told(upload.offset, ref.size)
                 failures = 0
             except NotFound as problem:
-                # The upload's id is gone: dropped, or finished while the answer got lost. A grid that
-                # answers again was restarted: its silence before does not count any more.
+                # The upload's id is gone: dropped, or finished while the answer got lost. A grid
+                # that answers again was restarted: its silence before does not count any more.
                 failures = self._again(0 if upload.lost else failures, problem)
                 upload.address, upload.lost = "", False
             except (Unavailable, Conflict) as problem:
