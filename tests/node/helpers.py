@@ -28,6 +28,9 @@ from distribai.wire.v1.distribai_pb2_grpc import (
 )
 
 GRID = "grid-1"
+CAP_S = 180.0
+"""How long any condition may take on a busy machine before the test gives up."""
+
 SPEC = JobSpec("demo", ModelSpec("decoder_transformer", {}), DataSpec(), 100)
 
 
@@ -40,7 +43,7 @@ class NoJitter(random.Random):
 
 async def eventually(condition: Callable[[], object]) -> None:
     """Return once ``condition`` holds; let the loop run meanwhile."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(CAP_S):
         while not condition():  # noqa: ASYNC110 - any condition, not only events
             await asyncio.sleep(0)
 
@@ -188,7 +191,7 @@ class Peer:
 
     async def hear(self, *kinds: str) -> Any:
         """The body of the node's next message of one of ``kinds``; others are let pass."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(CAP_S):
             while True:
                 message = await self.stream.hear()
                 verdict = self.channel.on_receive(message.seq, message.ack)
