@@ -56,6 +56,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self, start: float = 1_000_000.0) -> None:
         self._virtual = start
         super().__init__(_Jump(self._jump))
+        # What is due within it is due now. asyncio's own is finer than the steps of a large float,
+        # and a timer that is due exactly now would then be waited for in vain.
+        self._clock_resolution = 1e-6
 
     def time(self) -> float:
         """Virtual seconds."""
