@@ -10,8 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import asyncpg
+from alembic.config import Config
+from alembic.script import ScriptDirectory
 from sqlalchemy import make_url
 
+from distribai.store import migrations
 from distribai.store.engine import Database
 from distribai.store.migrate import migrate
 from distribai.store.tables import metadata
@@ -51,9 +54,19 @@ async def new_postgres(uri: str) -> str:
     tables = ", ".join(metadata.tables)
     await connection.execute(f"TRUNCATE {tables} RESTART IDENTITY")
     await connection.execute("INSERT INTO meta VALUES ('outbox_epoch', '1')")
-    await connection.execute("UPDATE alembic_version SET version_num = '0001'")
+    await connection.execute("UPDATE alembic_version SET version_num = $1", _newest())
     await connection.close()
     return uri
+
+
+def _newest() -> str:
+    """The schema's newest revision."""
+    config = Config()
+    config.set_main_option("script_location", str(Path(migrations.__path__[0])))
+    config.set_main_option("path_separator", "os")
+    head = ScriptDirectory.from_config(config).get_current_head()
+    assert head is not None
+    return head
 
 
 async def new_sqlite(directory: Path) -> str:

@@ -98,8 +98,10 @@ async def append(
     )
 
 
-async def read(tx: Tx, after: Cursor, limit: int, job_id: str | None = None) -> Sequence[AnyRow]:
-    """Settled events behind ``after``, in commit order, at most ``limit``."""
+async def read(
+    tx: Tx, after: Cursor, limit: int, job_id: str | None = None, *, node_id: str | None = None
+) -> Sequence[AnyRow]:
+    """Settled events behind ``after``, in commit order, at most ``limit``; of one job or node."""
     key = tuple_(outbox.c.epoch, outbox.c.xid, outbox.c.id)
     query = select(outbox).where(key > tuple_(*map(literal, after)))
     if tx.dialect == "postgresql":
@@ -107,6 +109,8 @@ async def read(tx: Tx, after: Cursor, limit: int, job_id: str | None = None) -> 
         query = query.where(or_(outbox.c.epoch < _EPOCH, outbox.c.xid < xmin))
     if job_id is not None:
         query = query.where(outbox.c.job_id == job_id)
+    if node_id is not None:
+        query = query.where(outbox.c.node_id == node_id)
     query = query.order_by(outbox.c.epoch, outbox.c.xid, outbox.c.id).limit(limit)
     return await tx.all(query)
 

@@ -271,6 +271,7 @@ outbox = Table(
     Column("data", JSON, nullable=False),
     Index(None, "epoch", "xid", "id"),
     Index(None, "job_id", "id"),
+    Index(None, "node_id", "id"),
     comment="every state change, written in its own transaction",
     sqlite_autoincrement=True,
 )
