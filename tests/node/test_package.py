@@ -252,6 +252,30 @@ async def test_a_delta_that_was_torn_is_trained_again(bench: Bench) -> None:
     assert again.delta == ref_of(b"delta of weights")
 
 
+@pytest.mark.parametrize("size", [7, 40])
+async def test_a_torn_delta_that_is_trained_again_to_other_bytes_is_uploaded_from_the_start(
+    bench: Bench, size: int
+) -> None:
+    executor = bench.executor()
+    task = assignment()
+    keeper = bench.keeper(task)
+    keeper.folder.mkdir(parents=True)
+    (keeper.folder / "d").write_bytes(b"torn")
+    before = bytes(range(size))
+    bench.server.uploads["up_9"] = (
+        {"sha256": ref_of(before).sha256, "size": size},
+        bytearray(before[:-1]),
+    )
+    outcome = Outcome(task.task_id, task.attempt, "done", ref_of(before), steps=2)
+    await keeper.keep("trained", outcome=outcome, delta="d", upload="up_9")
+    again = await executor.run(task, PLACE, keeper)
+    assert again.status == "done"
+    assert again.delta is not None
+    assert bench.server.blobs[again.delta.sha256] == b"delta of weights"
+    assert keeper.record.outcome is not None
+    assert keeper.record.outcome.delta == again.delta
+
+
 async def test_a_disk_that_is_full_fails_the_attempt_until_there_is_room(bench: Bench) -> None:
     executor = bench.executor()
     await executor.start()

@@ -201,6 +201,8 @@ class BlobClient:
                 await self._refuse(answer)
             else:
                 state.offset = _offset(answer)
+                if state.offset > blob.size:
+                    state.id = ""
         if not state.id:
             wanted = {"sha256": blob.sha256, "size": blob.size}
             answer = await self._http.post("/api/v1/blobs", json=wanted, headers=headers)
@@ -209,6 +211,7 @@ class BlobClient:
             if answer.status_code != 201:
                 await self._refuse(answer)
             state.id, state.offset = _upload_of(answer)
+            state.inherited = False
             if state.begun is not None:
                 await state.begun(state.id)
         headers["Upload-Offset"] = str(state.offset)
@@ -223,6 +226,9 @@ class BlobClient:
             raise _Passing("the upload stands at another offset")
         if answer.status_code == 204:
             raise _Passing("the upload is not complete")
+        if answer.status_code in (400, 413, 422) and state.inherited:
+            state.id = ""
+            raise _Passing("the upload that was begun earlier is of other bytes")
         if answer.status_code not in (200, 201):
             await self._refuse(answer)
 
@@ -282,10 +288,12 @@ class BlobClient:
 
 
 class _Upload:
-    """Where an upload stands."""
+    """Where an upload stands. ``inherited``: an earlier process began it, perhaps with other
+    bytes."""
 
     def __init__(self, upload_id: str, begun: Callable[[str], Awaitable[None]] | None) -> None:
         self.id = upload_id
+        self.inherited = bool(upload_id)
         self.begun = begun
         self.offset = 0
 

@@ -262,8 +262,11 @@ class PackageExecutor:
         delta, path = done.outcome.delta, Path(done.delta_path)
         if delta is None:
             return done.outcome
-        if keeper.record.outcome is None:
-            await keeper.note("trained", outcome=done.outcome, delta=path.name)
+        known = keeper.record.outcome
+        if known is None or known.delta != delta:
+            # Trained again after its delta was torn it may have other bytes: what was begun to
+            # upload is of no use then.
+            await keeper.note("trained", outcome=done.outcome, delta=path.name, upload="")
 
         async def begun(upload_id: str) -> None:
             await keeper.note("uploading", upload=upload_id)
