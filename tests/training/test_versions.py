@@ -1,13 +1,21 @@
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distribai.core.spec import BlobRef
 from distribai.core.tasks import UpdateRef, WeightsRef
-from distribai.errors import InternalFault
-from distribai.training.versions import way_to
+from distribai.errors import Integrity, InternalFault
+from distribai.merge.update import UpdateHeader, apply_update, write_update
+from distribai.merge.version0 import make_version0
+from distribai.merge.weights import Weights, weights_hash, write_weights
+from distribai.training.versions import CanonicalCopy, way_to
+from tests.merge.support import ODD, trained
 
 
 def target(version: int, sizes: list[int], snapshot: tuple[int, int] | None = None) -> WeightsRef:
@@ -77,3 +85,60 @@ def test_every_way_ends_at_the_target_without_a_gap(
     start = {"held": held, "seed": 0, "snapshot": ref.snapshot_version}[way.start]
     assert start is not None
     assert [u.version for u in way.updates] == list(range(start + 1, version + 1))
+
+
+class _Line:
+    """Versions of one history of a job, and the files of the grid that made them."""
+
+    def __init__(self, folder: Path, start: Weights, seed: int) -> None:
+        folder.mkdir()
+        self.folder, self.weights = folder, {0: start}
+        self.updates: dict[int, UpdateRef] = {}
+        self.snapshots: dict[int, BlobRef] = {}
+        for version in (1, 2):
+            base = self.weights[version - 1]
+            change = trained(ODD, make_version0(ODD, seed), 10 * seed + version)
+            header = UpdateHeader("job", version, ODD.hash, "fp32")
+            values = {n: np.asarray(a) for n, a in change.items()}
+            update = write_update(folder / "update", ODD, values, header)
+            self.weights[version] = apply_update(ODD, base, folder / "update")
+            digest = weights_hash(ODD, self.weights[version])
+            self.updates[version] = UpdateRef(version, self._keep("update", update), digest)
+            snapshot = write_weights(folder / "snapshot", ODD, self.weights[version])
+            self.snapshots[version] = self._keep("snapshot", snapshot)
+
+    def _keep(self, name: str, blob: BlobRef) -> BlobRef:
+        (self.folder / name).rename(self.folder / blob.sha256)
+        return blob
+
+    def target(self, version: int) -> WeightsRef:
+        update = self.updates[version]
+        return WeightsRef(version, update.weights_hash, self.snapshots[version], version, (update,))
+
+    def fetch(self, blobs: Iterable[BlobRef]) -> Mapping[str, Path]:
+        return {b.sha256: self.folder / b.sha256 for b in blobs}
+
+
+def test_who_holds_a_version_of_a_grid_that_was_restored_since_starts_from_the_snapshot(
+    tmp_path: Path,
+) -> None:
+    start = make_version0(ODD, 1)
+    lost, present = _Line(tmp_path / "lost", start, 2), _Line(tmp_path / "present", start, 3)
+    copy = CanonicalCopy("job", ODD, 1)
+    copy.advance(lost.target(1), lost.fetch)
+    assert copy.hash == lost.updates[1].weights_hash
+    copy.advance(present.target(2), present.fetch)
+    assert (copy.version, copy.hash) == (2, present.updates[2].weights_hash)
+    assert copy.weights is not None
+    assert weights_hash(ODD, copy.weights) == copy.hash
+
+
+def test_a_grid_whose_files_do_not_lead_to_its_version_is_named(tmp_path: Path) -> None:
+    start = make_version0(ODD, 1)
+    line, other = _Line(tmp_path / "line", start, 2), _Line(tmp_path / "other", start, 3)
+    copy = CanonicalCopy("job", ODD, 1)
+    copy.advance(line.target(1), line.fetch)
+    wrong = WeightsRef(2, "0" * 64, other.snapshots[2], 2, (other.updates[2],))
+    with pytest.raises(Integrity, match="Version 2 hashes to"):
+        copy.advance(wrong, other.fetch)
+    assert copy.weights is None

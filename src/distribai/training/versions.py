@@ -79,7 +79,8 @@ class CanonicalCopy:
     def advance(self, target: WeightsRef, fetch: Fetch) -> None:
         """Reach ``target``; afterwards ``hash`` equals ``target.weights_hash``.
 
-        When anything fails on the way the copy is dropped: the next task starts anew.
+        Where the version held so far does not lead there, it starts anew, from the snapshot or the
+        seed. When that fails too the copy is dropped.
 
         Raises:
             Integrity: a version does not hash to what the orchestrator says.
@@ -91,6 +92,16 @@ class CanonicalCopy:
         if held is not None and held >= target.version:
             held = None  # An older version is wanted, or this copy is not what it should be.
         way = way_to(target, held)
+        try:
+            self._go(way, target, fetch)
+        except Integrity:
+            if way.start != "held":
+                raise
+            # What lay here may be a version of the same number, but of a grid that has since been
+            # restored from a backup: that is nobody's fault, and no attempt's failure.
+            self._go(way_to(target, None), target, fetch)
+
+    def _go(self, way: Way, target: WeightsRef, fetch: Fetch) -> None:
         paths = fetch(way.blobs(target))
         weights, self.weights = self.weights, None
         if way.start != "held" or weights is None:
