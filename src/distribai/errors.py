@@ -180,6 +180,7 @@ register(
     task__rejected="The submission does not fit its task, or its figures contradict each other.",
     task__superseded="The result came after its round had closed; its samples are trained again.",
     task__cancelled="The task was cancelled.",
+    task__declined="The node would not take the task.",
     task__lost="The node that held the task fell silent or went away.",
     task__timeout="Nobody answered in time.",
     blob__hash="The bytes do not match the declared hash.",

@@ -210,6 +210,7 @@ async def _accept(grid: Grid, session: LiveSession, accept: pb.TaskAccept) -> No
     task_id, attempt = accept_from_wire(accept)
     if session.assigned.get(task_id) != attempt:
         return
+    session.answered(accept.accepted, grid.clock())
     if accept.accepted:
         session.in_hand[task_id] = attempt
     else:
@@ -219,6 +220,7 @@ async def _accept(grid: Grid, session: LiveSession, accept: pb.TaskAccept) -> No
             session.node_id,
             f"its node would not take it: {reason}",
             keep=frozenset(session.assigned) - {task_id},
+            code="task.declined",
         )
 
 

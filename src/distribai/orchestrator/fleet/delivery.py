@@ -170,7 +170,8 @@ async def _answer_and_stop(tx: Tx, session: LiveSession, held: Sequence[AnyRow])
         if attempt is None:
             continue
         own = task.node_id == session.node_id and task.attempt == attempt
-        reported = own and bool(task.outcome_hash)
+        # Not by the hash, which may be that of an earlier attempt's failure.
+        reported = own and (task.outcome or {}).get("attempt") == attempt
         if reported and task.state in (TaskState.SUBMITTED, TaskState.VERIFYING):
             continue
         del session.assigned[task.id]
@@ -179,6 +180,8 @@ async def _answer_and_stop(tx: Tx, session: LiveSession, held: Sequence[AnyRow])
         if reported:
             answer = answer_of(task)
             session.send(ack_message(task.id, attempt, answer.code, answer.reason))
+        elif session.reported.get(task.id) == attempt:
+            pass  # who took the report in answers it
         elif task.id not in session.stopping:
             session.send(stop_message(task.id, task.reason or f"the task is {task.state}"))
         session.stopping.discard(task.id)

@@ -203,17 +203,24 @@ def _forget(grid: Grid, node_id: str) -> None:
 
 
 async def release_node(
-    grid: Grid, node_id: str, why: str, keep: frozenset[str] = frozenset()
+    grid: Grid,
+    node_id: str,
+    why: str,
+    keep: frozenset[str] = frozenset(),
+    code: str = "task.lost",
 ) -> None:
-    """Take all leased tasks of a node back, but those in ``keep``."""
+    """Take all leased tasks of a node back, but those in ``keep``; ``code`` is the cause that is
+    noted with each."""
     async with grid.db.read() as tx:
         held = await work.tasks_in(tx, (TaskState.LEASED,), node_id=node_id)
     for task in held:
         if task.id not in keep:
-            await _release(grid, task, why)
+            await _release(grid, task, why, code=code)
 
 
-async def _release(grid: Grid, task: AnyRow, why: str, *, expired: bool = False) -> None:
+async def _release(
+    grid: Grid, task: AnyRow, why: str, *, expired: bool = False, code: str = "task.lost"
+) -> None:
     async with grid.db.write() as tx:
         await jobs.lock(tx, task.job_id)
         current = await work.get_task(tx, task.id)
@@ -222,7 +229,7 @@ async def _release(grid: Grid, task: AnyRow, why: str, *, expired: bool = False)
             return
         if expired and current.lease_until > tx.now:
             return  # another replica has heard of it meanwhile
-        await results.lose_lease(tx, current, why)
+        await results.lose_lease(tx, current, why, code)
     grid.wake.set()
 
 

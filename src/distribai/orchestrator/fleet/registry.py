@@ -8,6 +8,7 @@ database; everything here is lost with it, and a node that comes back then begin
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
@@ -20,6 +21,13 @@ from distribai.wire.v1 import distribai_pb2 as pb
 
 STREAM_BUFFER = 1000
 """Messages that may wait for a slow connection before it is cut; what counts is kept anyway."""
+
+REFUSAL_S = 10.0
+"""Seconds in which a node that would not take a task is not asked again; each further refusal
+doubles them, up to :data:`MAX_REFUSAL_S`. A node whose disk is full would otherwise be asked, and
+refuse, as fast as messages travel."""
+
+MAX_REFUSAL_S = 300.0
 
 MAX_REPORTED = 256
 """Ended attempts that a session remembers: a snapshot is older than a report by moments only."""
@@ -58,6 +66,8 @@ class LiveSession:
     ``assigned`` are the attempts that were sent to the node and not yet taken back, by task id;
     ``stopping`` those that it was told to stop, ``hurried`` when (database time) it was told that
     their rounds merge, ``reported`` the latest ones that it has ended.
+    ``refusals`` in a row were its answer to tasks, and until ``refused_until`` (on the process's
+    clock) it is not asked again.
     ``told`` is the newest version of each job that it was told of. ``heard`` says that something
     came since the last flush. Bytes are totals that the node reports since its daemon started, and
     what of them was flushed.
@@ -75,6 +85,8 @@ class LiveSession:
     stopping: set[str] = field(default_factory=set)
     hurried: dict[str, float] = field(default_factory=dict)
     reported: dict[str, int] = field(default_factory=dict)
+    refusals: int = 0
+    refused_until: float = -math.inf
     told: dict[str, int] = field(default_factory=dict)
     in_hand: dict[str, int] = field(default_factory=dict)
     progress: dict[str, Progress] = field(default_factory=dict)
@@ -113,6 +125,13 @@ class LiveSession:
         if len(self.reported) > MAX_REPORTED:
             del self.reported[next(iter(self.reported))]
         self.progress.pop(task_id, None)
+
+    def answered(self, accepted: bool, now: float) -> None:
+        """The node has taken a task, or has refused one, at ``now`` on the process's clock."""
+        self.refusals = 0 if accepted else self.refusals + 1
+        if not accepted:
+            pause = min(MAX_REFUSAL_S, REFUSAL_S * 2.0 ** min(self.refusals - 1, 16))
+            self.refused_until = now + pause
 
     def attach(self, stream: Stream) -> None:
         """Go on over ``stream``; an earlier one is closed."""

@@ -346,12 +346,15 @@ async def _rest(grid: Grid, row: AnyRow, problem: DistribAIError) -> None:
     async with grid.db.write() as tx:
         job = await jobs.lock(tx, row.job_id)
         assert job is not None
-        if job.state != JobState.RUNNING:
+        if job.state not in (JobState.RUNNING, JobState.PAUSED):
             return
         reason = (
             f"round {row.number + 1} cannot be merged: {problem.message} Put that file back from a "
             "backup, then resume the job"
         )
-        check(JOB, JobState.RUNNING, JobState.PAUSED, f"Job {job.id}")
+        if job.state == JobState.RUNNING:
+            check(JOB, JobState.RUNNING, JobState.PAUSED, f"Job {job.id}")
+        # One that a person has paused rests from now on for this reason, or it would be tried
+        # again at once, for ever.
         await jobs.set_state(tx, job.id, JobState.PAUSED, reason=reason)
         await events.record(tx, "job.paused", job_id=job.id, data={"reason": reason})

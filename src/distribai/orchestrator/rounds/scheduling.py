@@ -80,7 +80,7 @@ async def _lease(tx: Tx, found: Match, lease_s: float, deadline_s: float) -> Non
 
 async def look(grid: Grid, tx: Tx) -> Picture:
     """The scheduler's view of queued tasks and free devices."""
-    able = await able_devices(tx)
+    able = [d for d in await able_devices(tx) if not _refuses(grid, d)]
     busy = {(t.node_id, t.device) for t in await work.tasks_in(tx, (TaskState.LEASED,))}
     free = [d for d in able if (d.node_id, d.index) not in busy]
     sight = _Sight(grid, able, free, {}, {}, {})
@@ -90,6 +90,12 @@ async def look(grid: Grid, tx: Tx) -> Picture:
             continue
         await sight.add(tx, row, picture)
     return picture
+
+
+def _refuses(grid: Grid, device: AbleDevice) -> bool:
+    """Whether its node has just declined a task, a full disk say, and is left alone for a while."""
+    session = grid.fleet.of(device.node_id)
+    return session is not None and grid.clock() < session.refused_until
 
 
 def _free(grid: Grid, device: AbleDevice) -> FreeDevice:

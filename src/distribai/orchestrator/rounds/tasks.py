@@ -176,24 +176,31 @@ async def end(tx: Tx, task: AnyRow, new: TaskState, reason: str, **values: Any) 
 
 
 async def requeue(
-    tx: Tx, task: AnyRow, why: str, *, cause: tuple[str, str] | None = None
+    tx: Tx,
+    task: AnyRow,
+    why: str,
+    *,
+    cause: tuple[str, str] | None = None,
+    code: str = "task.lost",
 ) -> TaskState | None:
     """Take a leased task back: queued again, or failed when its attempts are used up.
 
     ``cause`` (code, reason) is a failed attempt; without it the lease was lost, which is not
-    counted against the task. Returns the new state, None when the task is no longer leased under
-    the attempt of ``task``.
+    a failure of the task; ``code`` then says how. Returns the new state, None when the task is no
+    longer leased under the attempt of ``task``.
     """
     job = await jobs.get(tx, task.job_id)
     assert job is not None, "tasks.job_id refers to it"
     attempts = int(job.spec["max_attempts"])
     failures, causes = task.failures, list(task.causes)
-    code, reason = cause or ("task.lost", why)
+    code, reason = cause or (code, why)
     causes.append(
         {"node_id": task.node_id, "attempt": task.attempt, "code": code, "reason": reason}
     )
     failures += cause is not None
-    if failures >= attempts or task.attempt >= attempts * LOST_LEASES_PER_ATTEMPT:
+    # Who declines a task has not come to harm by it.
+    tried = task.attempt - sum(c["code"] == "task.declined" for c in causes)
+    if failures >= attempts or tried >= attempts * LOST_LEASES_PER_ATTEMPT:
         failed = await end(tx, task, TaskState.FAILED, why, failures=failures, causes=causes)
         return None if failed is None else TaskState.FAILED
     check(TASK, TaskState(task.state), TaskState.QUEUED, f"Task {task.id}")
