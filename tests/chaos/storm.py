@@ -90,6 +90,11 @@ class Wires:
         for proxy in self._proxies[2 * node : 2 * node + 2]:
             self._loop.call_soon_threadsafe(getattr(proxy, what))
 
+    def slow(self, node: int, *, bytes_per_s: float, delay_s: float) -> None:
+        """Slow down what leads to a node."""
+        for proxy in self._proxies[2 * node : 2 * node + 2]:
+            proxy.bytes_per_s, proxy.delay_s = bytes_per_s, delay_s
+
     def close(self) -> None:
         """Close everything."""
         for proxy in self._proxies:
@@ -128,9 +133,10 @@ class Storm(GridProcesses):
         without = [o for name in self.without for o in ("--without", name)]
         self.start_orchestrator(command=faults.command(*without, *options, arguments=()))
 
-    def begin(self) -> None:
-        """Orchestrator, proxies and nodes."""
-        self.start()
+    def begin(self, *options: str, on_node: tuple[str, ...] = ()) -> None:
+        """Orchestrator, proxies and nodes; ``options`` are faults of the orchestrator, ``on_node``
+        those of the first node."""
+        self.start(*options)
         self.token = self.ready["operator_token"]
         link = joinlink.parse(self.ready["join_link"])
         ports = [int(self.ready[name].rsplit(":", 1)[1]) for name in ("grpc", "http")]
@@ -139,11 +145,12 @@ class Storm(GridProcesses):
             grpc, http = self.wires.add()
             own = replace(link, grpc=f"127.0.0.1:{grpc}", http=f"127.0.0.1:{http}")
             self.links.append(str(own))
-            self.nodes.append(self._node(index))
+            self.nodes.append(self._node(index, *(on_node if index == 0 else ())))
 
-    def _node(self, index: int) -> subprocess.Popen[str]:
+    def _node(self, index: int, *options: str) -> subprocess.Popen[str]:
         name = f"node{index}"
-        command = faults.command("--pretend", str(STEP_S), arguments=()) if self.pretend else CLI
+        pretend = faults.command("--pretend", str(STEP_S), *options, arguments=())
+        command = pretend if self.pretend else CLI
         return self.spawn(
             name,
             *("node", "start", "--join", self.links[index], "--name", name),
@@ -294,13 +301,29 @@ class Storm(GridProcesses):
     def run(self, blows: int) -> Verdict:
         """A whole job under ``blows`` blows, and what is wrong with its records afterwards."""
         began = time.monotonic()
-        job = self.json(
-            *("job", "create", "storm", str(ROUNDS * INNER_STEPS)),
+        job = self.create()
+        self.reach(job, 1)
+        self.rage(blows, lambda: self._ended(job) is not None)
+        return self.finish(job, began)
+
+    def create(self, rounds: int = ROUNDS) -> str:
+        """A job, accepted; its id."""
+        job: str = self.json(
+            *("job", "create", "storm", str(rounds * INNER_STEPS)),
             *("--inner-steps", str(INNER_STEPS), "--batch", "4", "--seq-len", "32"),
         )["id"]
         self.cli("job", "accept", job)
-        wait_for("the first version", lambda: (found := self._record(job)) and found.version)
-        self.rage(blows, lambda: self._ended(job) is not None)
+        return job
+
+    def reach(self, job: str, version: int) -> None:
+        """Wait for a version."""
+        wait_for(
+            f"version {version}",
+            lambda: (found := self.record(job)) is not None and found.version >= version,
+        )
+
+    def finish(self, job: str, began: float = 0.0) -> Verdict:
+        """Wait for the job's end and audit it."""
         done = wait_for("the job ends", lambda: self._ended(job), PATIENCE_S)
         problems = [] if done.state == "completed" else [f"{done.state}: {done.reason}"]
         problems += audit(self.state, job).problems
@@ -308,7 +331,7 @@ class Storm(GridProcesses):
         spent = time.monotonic() - began
         return Verdict(problems, self.blows, losses, spent, done.version)
 
-    def _record(self, job: str) -> answers.JobRecord | None:
+    def record(self, job: str) -> answers.JobRecord | None:
         """The job, or nothing while the orchestrator does not answer."""
         with Client(self.ready["url"], self.token) as client:
             try:
@@ -318,7 +341,7 @@ class Storm(GridProcesses):
 
     def _ended(self, job: str) -> answers.JobRecord | None:
         self._look_after_orchestrator()
-        found = self._record(job)
+        found = self.record(job)
         over = found is not None and found.state in ("completed", "failed", "cancelled")
         return found if over else None
 
