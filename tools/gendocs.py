@@ -174,6 +174,22 @@ def _meanings(kind: Any) -> str:
     return "| state | what it means |\n|---|---|\n" + rows
 
 
+def reasons_page() -> str:
+    """What "why does nothing start?" can be answered with."""
+    from distribai.core import why
+
+    text = f"""{NOTE}# Reasons
+
+`distribai job why ID`, `distribai nodes why NODE` and the HTTP interface's `/why` answer with
+reasons: a `code`, a sentence, what to try, and until when it lasts if that is known. A code never
+changes its meaning. [How to look at a grid](../how-to/operate.md#look-at-it).
+
+| code | what it means |
+|---|---|
+"""
+    return text + "".join(f"| `{code}` | {what} |\n" for code, what in why.CODES.items())
+
+
 def openapi_page() -> str:
     """The application's own description."""
     from distribai.orchestrator.context import Grid
@@ -189,6 +205,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "recipe.md": recipe_page,
     "errors.md": errors_page,
     "states.md": states_page,
+    "reasons.md": reasons_page,
     "openapi.json": openapi_page,
 }
 

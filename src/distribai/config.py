@@ -62,6 +62,7 @@ class OrchestratorSettings:
     db: str = _help("", "SQLAlchemy URL; empty: SQLite in the state directory")
     blobs: str = _help("", "directory or s3://bucket/prefix; empty: in the state directory")
     insecure: bool = _help(False, "allow listening beyond loopback without TLS")
+    open_metrics: bool = _help(False, "let anybody read /metrics; else the operator's token does")
     max_parameters: int = _help(2_000_000_000, "largest model that a job may ask for")
     max_blob_bytes: int = _help(64 * 2**30, "largest single upload, in bytes")
     merge_threads: int = _help(0, "threads of the merge; 0: all cores")
@@ -87,6 +88,14 @@ class NodeSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class LogSettings:
+    """What orchestrator and node write to stderr. ``format`` ``auto`` is ``console``, sentences for
+    people, on a terminal, and ``json``, one document a line, elsewhere."""
+
+    format: str = _help("auto", "auto, console or json")
+
+
+@dataclass(frozen=True, slots=True)
 class ClientSettings:
     """Where the command line finds the orchestrator, and as whom it speaks."""
 
@@ -99,6 +108,7 @@ SECTIONS: Mapping[str, type[Any]] = {
     "orchestrator": OrchestratorSettings,
     "node": NodeSettings,
     "liveness": LivenessSettings,
+    "logs": LogSettings,
 }
 
 BOUNDS: Mapping[str, tuple[float, float]] = {
@@ -121,6 +131,9 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
     "liveness.task_deadline_s": (1.0, 10**7),
 }
 """Smallest and largest value of every numeric setting."""
+
+CHOICES: Mapping[str, tuple[str, ...]] = {"logs.format": ("auto", "console", "json")}
+"""The values of settings that take some words only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +235,10 @@ class Settings:
     def node(self) -> NodeSettings:
         """The settings of one node; an empty ``state_dir`` is ``Path()``: the caller picks one."""
         return NodeSettings(**self._section("node"))
+
+    def logs(self) -> LogSettings:
+        """How logs are written."""
+        return LogSettings(**self._section("logs"))
 
     def client(self) -> ClientSettings:
         """Address and token."""
@@ -339,6 +356,12 @@ def _check(spot: Spot, value: object, source: str) -> Any:
         raise UsageError(
             "config.invalid",
             f"{spot.name} in {source} must be {_TYPES[spot.kind]}, not {value!r}.",
+            field=spot.name,
+        )
+    if spot.name in CHOICES and value not in CHOICES[spot.name]:
+        raise UsageError(
+            "config.invalid",
+            f"{spot.name} in {source} must be {' or '.join(CHOICES[spot.name])}, not {value!r}.",
             field=spot.name,
         )
     low, high = BOUNDS.get(spot.name, (float("-inf"), float("inf")))

@@ -18,6 +18,7 @@ from distribai.config import OrchestratorSettings
 from distribai.core.ranges import SampleRange
 from distribai.core.spec import BlobRef, DataSpec, JobSpec, ModelSpec
 from distribai.core.states import JOB, JobState, check
+from distribai.core.why import Held, JobWhy, NodeWhy, Reason
 from distribai.errors import NotFound, Unauthenticated
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.records import (
@@ -96,7 +97,9 @@ class Orchestrator:
                 "wait_for_task",
                 "weights_blob",
             ],
+            "jobs.why": ["why_job"],
             "fleet.queries": ["list_nodes", "summary"],
+            "fleet.why": ["resolve_node", "why_node", "node_events"],
             "fleet.tokens": ["verify_token"],
             "traffic": ["count"],
         }.items():
@@ -206,6 +209,43 @@ class Orchestrator:
         self, grid: Grid, job_id: str | None, after: str = "", limit: int = 200
     ) -> tuple[EventRecord, ...]:
         mine = [e for e in self.events if e.job_id == job_id and int(e.cursor) > int(after or 0)]
+        return tuple(mine[:limit])
+
+    async def why_job(self, grid: Grid, job_id: str) -> JobWhy:
+        job = self.jobs[job_id]
+        reason = Reason("decision", "It waits for the operator's decision.", "Accept it.")
+        if job.state != JobState.SUBMITTED:
+            text = "Round 1 waits: 0 of 2 submissions are in."
+            reason = Reason("grace", text, until=NOW + 20, nodes=("node_aaaabbbbcccc",))
+        return JobWhy(job.id, job.name, job.state, NOW, True, (reason,))
+
+    async def resolve_node(self, grid: Grid, ref: str) -> str:
+        found = [n.id for n in self.nodes if ref in (n.id, n.name)]
+        if not found:
+            raise NotFound("node.unknown", f"No node has the id or name {ref!r}.")
+        return found[0]
+
+    async def why_node(self, grid: Grid, node_id: str) -> NodeWhy:
+        (node,) = [n for n in self.nodes if n.id == node_id]
+        held = Held(0, "cpu", 4096, "task_x", "job_x", "train", 2, NOW - 75)
+        reason = Reason("device", "Job big does not fit its free devices: it needs 9 MB.")
+        return NodeWhy(
+            node.id,
+            node.name,
+            node.liveness,
+            node.standing,
+            node.intent,
+            NOW - 5,
+            NOW,
+            True,
+            (held, Held(1, "cpu", 0)),
+            (reason,),
+        )
+
+    async def node_events(
+        self, grid: Grid, node_id: str, after: str = "", limit: int = 200
+    ) -> tuple[EventRecord, ...]:
+        mine = [e for e in self.events if e.node_id == node_id and int(e.cursor) > int(after or 0)]
         return tuple(mine[:limit])
 
     async def list_logs(

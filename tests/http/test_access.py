@@ -24,7 +24,10 @@ NODES = {
 }
 OPERATORS = {
     ("GET", "/api/v1/health"),
+    ("GET", "/metrics"),
     ("GET", "/api/v1/nodes"),
+    ("GET", "/api/v1/nodes/{ref}/why"),
+    ("GET", "/api/v1/nodes/{ref}/events"),
     ("GET", "/api/v1/jobs"),
     ("POST", "/api/v1/jobs"),
     ("POST", "/api/v1/jobs/plan"),
@@ -38,6 +41,7 @@ OPERATORS = {
     ("GET", "/api/v1/jobs/{ref}/tasks"),
     ("GET", "/api/v1/jobs/{ref}/versions"),
     ("GET", "/api/v1/jobs/{ref}/events"),
+    ("GET", "/api/v1/jobs/{ref}/why"),
     ("GET", "/api/v1/jobs/{ref}/logs"),
     ("GET", "/api/v1/jobs/{ref}/weights"),
     ("POST", "/api/v1/jobs/{ref}/generate"),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from cyclopts import App, Parameter
 
-from distribai.cli import job_views, output
+from distribai.cli import events, job_views, output, why
 from distribai.cli.connection import Reach, connect
 
 if TYPE_CHECKING:
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 app = App(name="job", help="Create jobs, decide on them, follow them.")
+app.command(why.job_why, name="why")
+app.command(events.job_events, name="events")
 
 Ref = Annotated[str, Parameter(help="A job's id, a unique beginning of it, or its name.")]
 

@@ -1,4 +1,4 @@
-"""Structured logs on stderr: for people on a terminal, JSON lines elsewhere."""
+"""Structured logs on stderr: for people on a terminal, JSON lines elsewhere, or as told."""
 
 from __future__ import annotations
 
@@ -20,10 +20,14 @@ def wants_debug() -> bool:
     return os.environ.get("DISTRIBAI_DEBUG", "") not in ("", "0")
 
 
-def configure(debug: bool) -> None:
-    """Send structlog's and the standard library's logs to stderr, from info (or debug) on."""
+def configure(debug: bool, form: str = "auto") -> None:
+    """Send structlog's and the standard library's logs to stderr, from info (or debug) on.
+
+    ``form`` is ``console`` for people, ``json`` for programs, ``auto`` for what fits stderr. Every
+    line carries what is bound to its request or session (``request_id``, ``session``, ``node``).
+    """
     level = logging.DEBUG if debug else logging.INFO
-    terminal = sys.stderr.isatty()
+    terminal = sys.stderr.isatty() if form == "auto" else form == "console"
     stamp = (
         structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False)
         if terminal

@@ -60,7 +60,7 @@ def start(
             "node.state_dir": state_dir,
         }
     )
-    configure(wants_debug())
+    configure(wants_debug(), settings.logs().format)
     from distribai.node.main import run_node
 
     if settings.node().state_dir != Path():

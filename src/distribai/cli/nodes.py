@@ -6,14 +6,16 @@ from typing import TYPE_CHECKING
 
 from cyclopts import App
 
-from distribai.cli import output
+from distribai.cli import events, output, why
 from distribai.cli.connection import Reach, connect
 from distribai.cli.watching import repeat
 
 if TYPE_CHECKING:
     from distribai.api.answers import DeviceRecord, NodeRecord
 
-app = App(name="nodes", help="See the grid's machines.")
+app = App(name=("nodes", "fleet"), help="See the grid's machines; `fleet` is the same.")
+app.command(why.node_why, name="why")
+app.command(events.node_events, name="events")
 
 
 @app.command(name="list")

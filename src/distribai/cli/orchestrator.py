@@ -66,7 +66,7 @@ def start(
             "orchestrator.insecure": insecure,
         }
     )
-    configure(wants_debug())
+    configure(wants_debug(), settings.logs().format)
     from distribai.orchestrator.main import run_orchestrator
 
     return run_orchestrator(

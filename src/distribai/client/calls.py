@@ -11,6 +11,7 @@ from urllib.parse import quote
 from pydantic import TypeAdapter
 
 from distribai.api import answers
+from distribai.api import why as why_answers
 from distribai.core.plain import to_plain
 from distribai.core.spec import JobSpec
 from distribai.errors import NotFound, UsageError
@@ -60,6 +61,21 @@ def job_path(ref: str, tail: str = "") -> str:
     return f"/api/v1/jobs/{quote(ref, safe='')}{tail}"
 
 
+def node_path(ref: str, tail: str) -> str:
+    """An address below a node's.
+
+    Raises:
+        NotFound: ``ref`` cannot stand in an address: it is empty, or has a slash in it.
+    """
+    if ref in ("", ".", "..") or "/" in ref:
+        raise NotFound(
+            "node.unknown",
+            f"{ref!r} cannot name a node here.",
+            "Use the node's id: `distribai nodes list` shows it.",
+        )
+    return f"/api/v1/nodes/{quote(ref, safe='')}{tail}"
+
+
 def health() -> Call[answers.GridSummary]:
     """The grid's health."""
     return Call("GET", "/api/v1/health", answers.GridSummary)
@@ -68,6 +84,20 @@ def health() -> Call[answers.GridSummary]:
 def nodes() -> Call[answers.Listing[answers.NodeRecord]]:
     """All nodes."""
     return Call("GET", "/api/v1/nodes", answers.Listing[answers.NodeRecord])
+
+
+def node_why(ref: str) -> Call[why_answers.NodeWhy]:
+    """What a node holds, and why it gets no more."""
+    return Call("GET", node_path(ref, "/why"), why_answers.NodeWhy)
+
+
+def node_events(
+    ref: str, after: str = "", wait: float = 0.0, limit: int = 200
+) -> Call[answers.Listing[answers.EventRecord]]:
+    """State changes of a node behind ``after``; waits for one up to ``wait`` seconds."""
+    params: dict[str, str | int | float] = {"after": after, "wait": wait, "limit": limit}
+    answer = answers.Listing[answers.EventRecord]
+    return Call("GET", node_path(ref, "/events"), answer, params, patience=wait)
 
 
 def plan(spec: JobSpec, nodes: int | None = None) -> Call[answers.PlanAnswer]:
@@ -101,6 +131,11 @@ def jobs(
 def job(ref: str) -> Call[answers.JobRecord]:
     """One job."""
     return Call("GET", job_path(ref), answers.JobRecord)
+
+
+def why(ref: str) -> Call[why_answers.JobWhy]:
+    """Why a job is where it is."""
+    return Call("GET", job_path(ref, "/why"), why_answers.JobWhy)
 
 
 def accept(ref: str) -> Call[answers.JobId]:

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from distribai import __version__
 from distribai.api import answers
+from distribai.api import why as why_answers
 from distribai.client import calls, problems
 from distribai.client.calls import Call
 from distribai.client.transfer import Transfer
@@ -82,6 +83,17 @@ class Client:
         """All nodes that ever joined."""
         return self.send(calls.nodes()).items
 
+    def node_why(self, ref: str) -> why_answers.NodeWhy:
+        """What a node (id, unique prefix or name) holds, and why it gets no more."""
+        return self.send(calls.node_why(ref))
+
+    def node_events(
+        self, ref: str, after: str = "", wait: float = 0.0
+    ) -> list[answers.EventRecord]:
+        """Some state changes of a node behind ``after``; empty when there was none within
+        ``wait``."""
+        return self.send(calls.node_events(ref, after, wait)).items
+
     def plan(self, spec: JobSpec) -> answers.PlanAnswer:
         """What the job would take; nothing is created."""
         return self.send(calls.plan(spec))
@@ -97,6 +109,10 @@ class Client:
     def job(self, ref: str) -> answers.JobRecord:
         """One job by id, unique prefix or name."""
         return self.send(calls.job(ref))
+
+    def why(self, ref: str) -> why_answers.JobWhy:
+        """Why a job is where it is."""
+        return self.send(calls.why(ref))
 
     def accept(self, ref: str) -> answers.JobId:
         """Accept a submitted job."""

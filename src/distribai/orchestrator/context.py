@@ -10,6 +10,7 @@ from pathlib import Path
 from distribai.config import OrchestratorSettings
 from distribai.core.ids import RANDOM_BYTES, Kind, make_id
 from distribai.orchestrator.fleet.registry import Registry
+from distribai.orchestrator.metrics import Metrics
 from distribai.store.blobs import BlobStore
 from distribai.store.engine import Database
 
@@ -51,8 +52,9 @@ class Grid:
 
     ``clock`` is monotonic seconds and decides nothing that is stored; ``entropy(n)`` gives n random
     bytes. ``holder`` names this process in leased rows. ``counted`` are bytes that wait to be
-    written (``orchestrator.traffic``). ``started_at`` and ``not_before`` (database time): when this
-    process started, and until when it waits for nodes that were at work before.
+    written (``orchestrator.traffic``), ``metrics`` this process's figures. ``started_at`` and
+    ``not_before`` (database time): when this process started, and until when it waits for nodes
+    that were at work before.
     """
 
     db: Database
@@ -65,6 +67,7 @@ class Grid:
     wake: Wake = field(default_factory=Wake)
     holder: str = "orchestrator"
     counted: Counted = field(default_factory=dict)
+    metrics: Metrics = field(default_factory=Metrics)
     started_at: float = 0.0
     not_before: float = 0.0
 

@@ -132,7 +132,7 @@ class Duties:
     async def _loop(self, name: str, duty: Callable[[], Awaitable[bool]]) -> None:
         tick = self.grid.settings.liveness.tick_s
         while not self._stopping:
-            looked = self.grid.wake.count
+            looked, began = self.grid.wake.count, self.grid.clock()
             try:
                 if await duty():
                     self.grid.wake.set()
@@ -141,6 +141,8 @@ class Duties:
                 # The database, the blob store or the disk is away or full: everything is
                 # repeatable, so try again.
                 log.warning("duty.unavailable", duty=name, problem=str(problem))
+            finally:
+                self.grid.metrics.looked(name, self.grid.clock() - began)
             wait = tick
             if name == "merge" and self._next_grace is not None:
                 wait = min(tick, max(0.0, self._next_grace))

@@ -137,6 +137,7 @@ class Orchestrator:
             grid_id=await _grid_id(db),
             holder=make_id("ses", os.urandom(RANDOM_BYTES)),
         )
+        db.observe = self.grid.metrics.transaction
         await liveness.after_start(self.grid)
         self._stack.push_async_callback(self._leave)
         return invite

@@ -43,8 +43,11 @@ def put_back(grid: Grid, taken: dict[tuple[str, str, str, str], tuple[int, int]]
         count(grid, job_id, node_id, kind, up, down, sha256)
 
 
-async def write(tx: Tx, counted: dict[tuple[str, str, str, str], tuple[int, int]]) -> None:
-    """Add counters to the database, each under its blob's kind and job."""
+async def write(
+    tx: Tx, counted: dict[tuple[str, str, str, str], tuple[int, int]]
+) -> dict[tuple[str, str, str], tuple[int, int]]:
+    """Add counters to the database, each under its blob's kind and job; bytes (up, down) by
+    (job, node, kind)."""
     sums: dict[tuple[str, str, str], tuple[int, int]] = {}
     for (job_id, node_id, kind, sha256), (up, down) in counted.items():
         known = await records.blob(tx, sha256) if sha256 else None
@@ -54,3 +57,4 @@ async def write(tx: Tx, counted: dict[tuple[str, str, str, str], tuple[int, int]
         old_up, old_down = sums.get(key, (0, 0))
         sums[key] = (old_up + up, old_down + down)
     await records.add_traffic(tx, sums)
+    return sums

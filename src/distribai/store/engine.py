@@ -17,8 +17,8 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -150,6 +150,9 @@ class Database:
         )
         self._anchored = AnchoredTime() if clock is None and self.dialect == "sqlite" else None
         self._clock = clock or self._anchored
+        self.observe: Callable[[str, float, float], None] | None = None
+        """Told of every transaction: ``read`` or ``write``, the seconds from asking for it to its
+        beginning, and from there to its end."""
         self._writing = asyncio.Lock()
         self._writer: AsyncEngine
         self._reader: AsyncEngine
@@ -179,12 +182,15 @@ class Database:
                 What the block has done is undone, unless that was while it was committed.
         """
         point = f"commit.{_opener()}" if points.armed() else ""
-        if self.dialect == "postgresql":
-            async with self._begin(self._writer, point) as tx:
+        with self._timed("write") as begun:
+            if self.dialect == "postgresql":
+                async with self._begin(self._writer, point) as tx:
+                    begun()
+                    yield tx
+                return
+            async with self._writing, self._begin(self._writer, point) as tx:
+                begun()
                 yield tx
-            return
-        async with self._writing, self._begin(self._writer, point) as tx:
-            yield tx
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[Tx]:
@@ -193,8 +199,10 @@ class Database:
         Raises:
             Unavailable: ``grid.database``: the database cannot be reached.
         """
-        async with self._begin(self._reader) as tx:
-            yield tx
+        with self._timed("read") as begun:
+            async with self._begin(self._reader) as tx:
+                begun()
+                yield tx
 
     async def now(self) -> float:
         """Database time now."""
@@ -212,6 +220,25 @@ class Database:
         await self._writer.dispose()
         if self.dialect == "sqlite":
             await self._reader.dispose()
+
+    @contextmanager
+    def _timed(self, mode: str) -> Iterator[Callable[[], None]]:
+        """Tell :attr:`observe` how long a transaction took, which calls what this yields when it
+        has begun; one that never begins has only waited."""
+        asked = time.perf_counter()
+        began: float | None = None
+
+        def begun() -> None:
+            nonlocal began
+            began = time.perf_counter()
+
+        try:
+            yield begun
+        finally:
+            if self.observe is not None:
+                ended = time.perf_counter()
+                start = ended if began is None else began
+                self.observe(mode, start - asked, ended - start)
 
     @asynccontextmanager
     async def _begin(self, engine: AsyncEngine, point: str = "") -> AsyncIterator[Tx]:

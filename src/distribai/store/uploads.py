@@ -113,6 +113,11 @@ class Uploads:
         self._open[upload_id] = _Staged(ref, part, 0, hashlib.sha256())
         return Upload(upload_id, 0)
 
+    @property
+    def begun(self) -> int:
+        """How many uploads this process has begun or taken up, and not finished or dropped."""
+        return len(self._open)
+
     def claim(self, upload_id: str) -> BlobRef:
         """What the upload claims to be.
 

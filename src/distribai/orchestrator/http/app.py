@@ -8,11 +8,9 @@ from fastapi import Depends, FastAPI
 
 from distribai import __version__
 from distribai.orchestrator.context import Grid
-from distribai.orchestrator.http import blobs, fleet, health, jobs, problems, weights
-from distribai.orchestrator.http.middleware import Envelope
+from distribai.orchestrator.http import blobs, fleet, health, jobs, metrics, problems, weights, why
+from distribai.orchestrator.http.middleware import PREFIX, Envelope
 from distribai.orchestrator.http.security import authorize, open_to_everyone
-
-PREFIX = "/api/v1"
 
 
 def create_app(grid: Grid) -> FastAPI:
@@ -29,9 +27,24 @@ def create_app(grid: Grid) -> FastAPI:
     )
     app.state.grid = grid
     problems.install(app)
-    app.add_middleware(Envelope, clock=grid.clock, entropy=grid.entropy)
+    app.add_middleware(
+        Envelope,
+        clock=grid.clock,
+        entropy=grid.entropy,
+        # Asked of the state: one application may serve another grid later, in tests.
+        observe=lambda *request: app.state.grid.metrics.request(*request),
+    )
     app.include_router(health.probes)
-    for router in (health.router, jobs.router, weights.router, blobs.router, fleet.router):
+    app.include_router(metrics.router)
+    for router in (
+        health.router,
+        jobs.router,
+        why.job_router,
+        weights.router,
+        blobs.router,
+        fleet.router,
+        why.node_router,
+    ):
         app.include_router(router, prefix=PREFIX)
 
     @app.get(f"{PREFIX}/openapi.json", tags=["health"], summary="This description")

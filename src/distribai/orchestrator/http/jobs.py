@@ -207,9 +207,7 @@ async def events(
 ) -> Any:
     """State changes in commit order; with ``wait`` the answer is held until there is one."""
     job_id = await queries.resolve_job(grid, ref)
-    found = await _poll(
-        request, grid, wait, lambda: queries.list_events(grid, job_id, after, limit)
-    )
+    found = await poll(request, grid, wait, lambda: queries.list_events(grid, job_id, after, limit))
     return {"items": to_plain(found)}
 
 
@@ -226,7 +224,7 @@ async def logs(
 ) -> Any:
     """Log lines, oldest first; with ``wait`` the answer is held until there is one."""
     job_id = await queries.resolve_job(grid, ref)
-    found = await _poll(request, grid, wait, lambda: queries.list_logs(grid, job_id, after, limit))
+    found = await poll(request, grid, wait, lambda: queries.list_logs(grid, job_id, after, limit))
     return {"items": to_plain(found)}
 
 
@@ -240,7 +238,7 @@ async def _change(grid: Grid, ref: str, command: Callable[[str], Awaitable[None]
     return await _state(grid, job_id)
 
 
-async def _poll(
+async def poll(
     request: Request,
     grid: Grid,
     wait: float,

@@ -15,7 +15,10 @@ MAX_BODY = 4 << 20
 """Bytes of a request's body outside the blob uploads. A spec with all its knobs takes some
 kilobytes, 10,000 data files a megabyte."""
 
-UPLOADS = "/api/v1/blobs/uploads/"
+PREFIX = "/api/v1"
+"""Below it lies everything but probes and figures."""
+
+UPLOADS = f"{PREFIX}/blobs/uploads/"
 """Below this path the upload's own declared size is the limit (``store.uploads``)."""
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -29,14 +32,22 @@ class Envelope:
     Args:
         clock: monotonic seconds, for the log.
         entropy: randomness for request ids.
+        observe: is told (method, route's template, status, seconds) of every request; the template
+            is empty when no route was meant, the status 0 when nothing was answered.
     """
 
     def __init__(
-        self, app: ASGIApp, *, clock: Callable[[], float], entropy: Callable[[int], bytes]
+        self,
+        app: ASGIApp,
+        *,
+        clock: Callable[[], float],
+        entropy: Callable[[int], bytes],
+        observe: Callable[[str, str, int, float], None],
     ) -> None:
         self._app = app
         self._clock = clock
         self._entropy = entropy
+        self._observe = observe
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -45,6 +56,9 @@ class Envelope:
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else self._new_id()
         scope["request_id"] = request_id
+        # It stays bound when this returns: a defect is answered and logged further out. The server
+        # runs each request in a task of its own, so it goes no further than that.
+        structlog.contextvars.bind_contextvars(request_id=request_id)
         began, status = self._clock(), 0
 
         async def send_with_id(message: Message) -> None:
@@ -57,18 +71,31 @@ class Envelope:
         limited = receive if scope["path"].startswith(UPLOADS) else _limit(receive)
         try:
             await self._app(scope, limited, send_with_id)
+        except Exception:
+            status = status or 500  # answered further out
+            raise
         finally:
+            took = self._clock() - began
+            self._observe(scope["method"], _template(scope), status, took)
             log.debug(
                 "request",
                 method=scope["method"],
                 path=scope["path"],
                 status=status,
-                seconds=round(self._clock() - began, 3),
-                request_id=request_id,
+                seconds=round(took, 3),
             )
 
     def _new_id(self) -> str:
         return "req_" + base64.b32encode(self._entropy(10)).decode().lower()
+
+
+def _template(scope: Scope) -> str:
+    """The route that was meant, with its parameters' names instead of their values; empty when
+    there was none."""
+    path: str = getattr(scope.get("route"), "path", "")
+    # A route does not know the prefix under which its router was included.
+    included = path and scope["path"].startswith(PREFIX) and not path.startswith(PREFIX)
+    return f"{PREFIX}{path}" if included else path
 
 
 def _limit(receive: Receive) -> Receive:

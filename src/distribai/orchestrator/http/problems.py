@@ -130,6 +130,8 @@ async def _on_defect(request: Request, error: Exception) -> Response:
         "internal.fault",
         "The orchestrator failed on this request; its log has the traceback.",
         "Please report it, with the request id and the log.",
+        # This answer is made outside of the envelope, which adds it to all others.
+        headers={"X-Request-ID": request.scope.get("request_id", "")},
     )
 
 

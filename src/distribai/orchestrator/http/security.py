@@ -27,6 +27,7 @@ class Access(StrEnum):
 
     OPERATOR = "operator"
     NODES = "nodes"
+    METRICS = "metrics"
     PUBLIC = "public"
 
 
@@ -39,6 +40,13 @@ def open_to_nodes(endpoint: F) -> F:
 def open_to_everyone(endpoint: F) -> F:
     """Let anybody call ``endpoint``, without credentials."""
     endpoint.__access__ = Access.PUBLIC  # type: ignore[attr-defined]
+    return endpoint
+
+
+def open_metrics(endpoint: F) -> F:
+    """Let anybody call ``endpoint``, if the setting ``orchestrator.open_metrics`` says so; else the
+    operator alone."""
+    endpoint.__access__ = Access.METRICS  # type: ignore[attr-defined]
     return endpoint
 
 
@@ -74,7 +82,7 @@ async def authorize(
         NotAllowed: a node outside the blobs.
     """
     access = access_of(request.scope.get("endpoint"))
-    if access is Access.PUBLIC:
+    if access is Access.PUBLIC or (access is Access.METRICS and grid.settings.open_metrics):
         return None
     if credentials is None:
         raise Unauthenticated(
@@ -84,7 +92,7 @@ async def authorize(
             "once. The command line takes it from DISTRIBAI_TOKEN.",
         )
     principal = await tokens.verify_token(grid, credentials.credentials)
-    if principal.kind != "operator" and access is Access.OPERATOR:
+    if principal.kind != "operator" and access in (Access.OPERATOR, Access.METRICS):
         raise NotAllowed(
             "auth.forbidden",
             f"A {principal.kind}'s token may not call {request.method} {request.url.path}.",

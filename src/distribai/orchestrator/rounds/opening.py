@@ -101,7 +101,7 @@ def waits_for(job: AnyRow, devices: list[AbleDevice], training: dict[tuple[str, 
 async def open_rounds(grid: Grid) -> bool:
     """Open every round that can open; whether any did."""
     async with grid.db.read() as tx:
-        if await _still_coming_back(grid, tx):
+        if await still_coming_back(grid, tx):
             return False
         waiting = await jobs.in_states(tx, (JobState.QUEUED, JobState.RUNNING))
         latest = {job.id: await work.latest_round(tx, job.id) for job in waiting}
@@ -114,7 +114,7 @@ async def open_rounds(grid: Grid) -> bool:
     return opened
 
 
-async def _still_coming_back(grid: Grid, tx: Tx) -> bool:
+async def still_coming_back(grid: Grid, tx: Tx) -> bool:
     """Whether nodes that worked before this process started have not come back yet but may."""
     rejoin_s = REJOIN_HEARTBEATS * grid.settings.liveness.heartbeat_s
     if tx.now >= grid.started_at + rejoin_s:

@@ -1,0 +1,241 @@
+"""Why nothing starts: the scheduler's own answers, put into words for people and programs.
+
+Nothing here decides anything. Whether a task fits a device is asked of :func:`match`, with that
+task and that device alone; who may be given work at all is :func:`obstacles`, which a test holds
+against the statement that the scheduler reads its nodes with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from distribai.core.scheduling import FreeDevice, Match, QueuedTask, match
+from distribai.core.states import Intent, Liveness, Standing
+
+MAX_LISTED = 20
+"""Things of one kind that an answer lists; how many more there are is said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """One thing that is waited for, or that stands in the way.
+
+    Attributes:
+        code: what it is, one of :data:`CODES`; for programs, and it keeps its meaning.
+        text: a sentence.
+        hint: what somebody can do about it; empty when waiting is all there is to do.
+        until: when it passes by itself at the latest, in database time; None when that is not
+            known.
+        job_id: the job that it is about, if it is about one.
+        task_id: the task that it is about, if it is about one.
+        nodes: the nodes that are waited for, or that it is about.
+    """
+
+    code: str
+    text: str
+    hint: str = ""
+    until: float | None = None
+    job_id: str = ""
+    task_id: str = ""
+    nodes: tuple[str, ...] = ()
+
+
+CODES: Mapping[str, str] = {
+    "ended": "The job has ended.",
+    "decision": "The job waits for the operator's word.",
+    "paused": "The job, or the node, is paused.",
+    "start": "The orchestrator has just started and waits for the nodes that were here before.",
+    "workers": "Too few devices are here that could take part in a round.",
+    "device": "A device does not fit: memory or type.",
+    "busy": "A device works, or is about to work, for another job.",
+    "turn": "Nothing stands in the way: it happens at the scheduler's next look.",
+    "working": "Nodes are at work on it.",
+    "quorum": "The round waits until enough submissions are in.",
+    "grace": "The quorum is there; the round waits a while for the others.",
+    "checking": "Submissions are being checked.",
+    "merge": "The round is being merged.",
+    "evaluation": "The last version's held-out loss is awaited.",
+    "task": "A queued task has no device, and why.",
+    "more": "There are more things of this kind than are listed.",
+    "offline": "The node is gone.",
+    "degraded": "The node is silent: it keeps its tasks and gets no new ones.",
+    "session": "The node has no stream to the orchestrator.",
+    "quarantined": "The node is quarantined.",
+    "banned": "The node's key is shut out.",
+    "drain": "The node finishes what it has and leaves.",
+    "member": "The node's part of the round is done, or was given away.",
+    "late": "The round was opened without the node; it can be in the next one.",
+    "declined": "The node has just declined a task, and is left alone for a while.",
+    "idle": "There is no work.",
+}
+"""Every code of a reason, with what it means; the docs print it."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobWhy:
+    """Why a job is where it is. ``waiting`` is False when it has ended, or works and nothing of it
+    is held up."""
+
+    id: str
+    name: str
+    state: str
+    now: float
+    waiting: bool
+    reasons: tuple[Reason, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What one device of a node holds; no task: it is free. ``since`` in database time."""
+
+    device: int
+    type: str
+    memory_mb: int
+    task_id: str = ""
+    job_id: str = ""
+    phase: str = ""
+    round: int = 0
+    since: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeWhy:
+    """What a node holds, and why it gets no more. ``able``: the scheduler would give it work."""
+
+    id: str
+    name: str
+    liveness: str
+    standing: str
+    intent: str
+    last_heard_at: float
+    now: float
+    able: bool
+    devices: tuple[Held, ...]
+    reasons: tuple[Reason, ...]
+
+
+def obstacles(
+    liveness: Liveness, standing: Standing, intent: Intent, connected: bool, silent_s: float
+) -> tuple[Reason, ...]:
+    """Why a node gets no work, whatever work there is; nothing when it may be given some.
+
+    ``connected``: it has an open session. ``silent_s``: seconds since it was heard.
+    """
+    found = []
+    if standing is Standing.BANNED:
+        found.append(Reason("banned", "Its key is shut out."))
+    elif standing is Standing.QUARANTINED:
+        text = "It is quarantined: it gets no work until the operator has looked."
+        found.append(Reason("quarantined", text))
+    if liveness is Liveness.OFFLINE:
+        text = f"It is offline: it was last heard {_ago(silent_s)}."
+        found.append(Reason("offline", text, "Start it: `distribai node start` on that machine."))
+    elif liveness is Liveness.DEGRADED:
+        text = (
+            f"It is degraded: it was last heard {_ago(silent_s)}. It keeps what it has and gets "
+            "nothing new until it is heard again."
+        )
+        found.append(Reason("degraded", text, "Look at its network, and whether it sleeps."))
+    elif not connected:
+        text = "It has no stream to the orchestrator, which has just started or lost it."
+        found.append(Reason("session", text))
+    if intent is Intent.DRAIN:
+        found.append(Reason("drain", "It drains: it finishes what it has and leaves."))
+    elif intent is Intent.PAUSE:
+        text = "It is paused: its owner wants no work for now."
+        found.append(Reason("paused", text))
+    return tuple(found)
+
+
+def misfit(probe: QueuedTask, devices: Sequence[FreeDevice], now: float) -> str:
+    """Why none of ``devices``, were they all free and for this task alone, could run it; empty when
+    one could."""
+    _, reasons = match([probe], devices, now)
+    return _cause(reasons[probe.task_id]) if reasons else ""
+
+
+def tasks_without_device(
+    queued: Sequence[QueuedTask], devices: Sequence[FreeDevice], now: float, job_id: str
+) -> tuple[Reason, ...]:
+    """Why each queued task of a job has no device, in the order in which they are served."""
+    _, reasons = match(queued, devices, now)
+    mine = [t for t in queued if t.job_id == job_id and t.task_id in reasons]
+    found = [
+        Reason(
+            "task",
+            f"A queued task ({t.phase}): {reasons[t.task_id]}.",
+            job_id=job_id,
+            task_id=t.task_id,
+            nodes=(t.only,) if t.only else (),
+        )
+        for t in mine
+    ]
+    return cut(found, "queued tasks")
+
+
+def passed_over(
+    queued: Sequence[QueuedTask], devices: Sequence[FreeDevice], now: float, node_id: str
+) -> tuple[Reason, ...]:
+    """Why the queued tasks do not go to the free devices of a node, one reason for each job, phase
+    and cause; what goes to it at the next look comes first."""
+    own = [d for d in devices if d.node_id == node_id]
+    matches, _ = match(queued, devices, now)
+    given = {m.task_id: m for m in matches}
+    coming, others = list[Reason](), dict[tuple[str, str, str], Reason]()
+    for task in queued:
+        found = given.get(task.task_id)
+        if found is not None and found.node_id == node_id:
+            text = f"A {task.phase} task is about to be given to device {found.device}."
+            coming.append(Reason("turn", text, job_id=task.job_id, task_id=task.task_id))
+            continue
+        cause = _not_here(task, found, own, now, node_id)
+        reason = Reason(
+            "task",
+            f"A queued task ({task.phase}) does not come here: {cause}.",
+            job_id=task.job_id,
+            task_id=task.task_id,
+        )
+        others.setdefault((task.job_id, task.phase, cause), reason)
+    return cut([*coming, *others.values()], "reasons")
+
+
+def _not_here(
+    task: QueuedTask, given: Match | None, own: Sequence[FreeDevice], now: float, node_id: str
+) -> str:
+    if not own:
+        return "no device of this node is free"
+    if task.only and task.only != node_id:
+        return "it is kept for the node that it was meant for"
+    # The node's bars are lifted to see whether the device itself would do.
+    if cause := misfit(replace(task, excluded=frozenset(), only=""), own, now):
+        return cause
+    if node_id in task.excluded:
+        if node_id == task.last_failed_node:
+            return "its last attempt failed here, and another node can take it"
+        return "it could not be finished here before its round merges"
+    if given is not None:
+        return "another device suits it better"
+    return "tasks before it take the devices"
+
+
+def cut(reasons: Sequence[Reason], what: str) -> tuple[Reason, ...]:
+    """The first :data:`MAX_LISTED`, and how many more there are."""
+    if len(reasons) <= MAX_LISTED:
+        return tuple(reasons)
+    more = Reason("more", f"And {len(reasons) - MAX_LISTED} more {what}.")
+    return (*reasons[:MAX_LISTED], more)
+
+
+def names(nodes: Iterable[str]) -> tuple[str, ...]:
+    """Node ids, each once, in order, at most :data:`MAX_LISTED`."""
+    return tuple(sorted(set(nodes) - {""})[:MAX_LISTED])
+
+
+def _cause(reason: str) -> str:
+    """A reason of :func:`match` without how long the task has waited."""
+    return reason.partition("; it has waited ")[0]
+
+
+def _ago(seconds: float) -> str:
+    return f"{max(0.0, seconds):.0f} s ago"

@@ -1,0 +1,188 @@
+"""What one node holds, why it gets no more, and what happened to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from distribai.core.devices import DeviceType
+from distribai.core.states import JobState, RoundState, TaskState
+from distribai.core.why import Held, NodeWhy, Reason, cut, misfit, passed_over
+from distribai.errors import Ambiguous, NotFound
+from distribai.orchestrator.context import Grid
+from distribai.orchestrator.jobs.why import as_free, obstacles_of, probe_of
+from distribai.orchestrator.records import EventRecord
+from distribai.orchestrator.rounds.opening import (
+    AbleDevice,
+    able_devices,
+    training_devices,
+    waits_for,
+)
+from distribai.orchestrator.rounds.scheduling import look
+from distribai.orchestrator.rounds.tasks import spec_of
+from distribai.store import outbox
+from distribai.store.engine import AnyRow, Tx
+from distribai.store.statements import jobs, watching, work
+
+MIN_PREFIX = 4
+"""Characters of an id that may stand for all of it, ``node_`` not counted."""
+
+
+async def resolve_node(grid: Grid, ref: str) -> str:
+    """The id that ``ref`` means: a full id, a unique name, or a unique beginning of an id, with or
+    without ``node_``; a full id goes before a name, a name before a beginning.
+
+    Raises:
+        NotFound: ``node.unknown``.
+        Ambiguous: ``node.ambiguous``, with the candidates.
+    """
+    found: Sequence[AnyRow] = []
+    async with grid.db.read() as tx:
+        # No id or name has other characters, and PostgreSQL takes no zero.
+        if ref.isprintable() and ref:
+            if (exact := await watching.node(tx, ref)) is not None:
+                return str(exact.id)
+            found = await watching.nodes_named(tx, ref)
+            short = ref.removeprefix("node_")
+            if not found and len(short) >= MIN_PREFIX:
+                found = await watching.nodes_beginning(tx, f"node_{short}")
+    if not found:
+        raise NotFound(
+            "node.unknown",
+            f"No node has the id or name {ref[:80]!r}.",
+            f"A part of an id needs at least {MIN_PREFIX} characters. `distribai nodes list` lists "
+            "all nodes.",
+        )
+    if len(found) > 1:
+        told = ", ".join(f"{r.id[:13]} ({r.name}, {r.liveness})" for r in found[:5])
+        raise Ambiguous(
+            "node.ambiguous",
+            f"{len(found)} nodes go by {ref[:80]!r}: {told}{', ...' if len(found) > 5 else ''}.",
+            "Give more of the id.",
+        )
+    return str(found[0].id)
+
+
+async def node_events(
+    grid: Grid, node_id: str, after: str = "", limit: int = 200
+) -> tuple[EventRecord, ...]:
+    """State changes of a node, and of tasks while it held them, behind the cursor ``after`` (empty:
+    from the beginning), in commit order.
+
+    Raises:
+        UsageError: ``usage.invalid``: the cursor is not one of ours.
+    """
+    async with grid.db.read() as tx:
+        rows = await outbox.read(tx, outbox.parse_cursor(after), limit, node_id=node_id)
+    return tuple(
+        EventRecord(
+            cursor=outbox.format_cursor(r),
+            at=r.at,
+            kind=r.kind,
+            job_id=r.job_id,
+            task_id=r.task_id,
+            node_id=r.node_id,
+            data=r.data,
+        )
+        for r in rows
+    )
+
+
+async def why_node(grid: Grid, node_id: str) -> NodeWhy:
+    """What a node holds and why it gets no more, from one snapshot of the database.
+
+    Raises:
+        NotFound: ``node.unknown``.
+    """
+    async with grid.db.read() as tx:
+        node = await watching.node(tx, node_id)
+        if node is None:
+            raise NotFound("node.unknown", f"There is no node {node_id[:80]}.")
+        held = await work.tasks_in(tx, (TaskState.LEASED,), node_id=node_id)
+        blocked = obstacles_of(node, tx.now)
+        reasons = blocked or await _reasons(grid, tx, node, held)
+    tasks = {t.device: t for t in held}
+    return NodeWhy(
+        id=node.id,
+        name=node.name,
+        liveness=node.liveness,
+        standing=node.standing,
+        intent=node.intent,
+        last_heard_at=node.last_heard_at,
+        now=tx.now,
+        able=not blocked,
+        devices=tuple(_held(d, tasks.get(d["index"])) for d in node.devices),
+        reasons=tuple(reasons),
+    )
+
+
+def _held(device: dict[str, object], task: AnyRow | None) -> Held:
+    index, memory = cast(int, device["index"]), cast(int, device["memory_mb"])
+    kind = str(device["type"])
+    if task is None:
+        return Held(index, kind, memory)
+    return Held(index, kind, memory, task.id, task.job_id, task.phase, task.round, task.leased_at)
+
+
+async def _reasons(grid: Grid, tx: Tx, node: AnyRow, held: Sequence[AnyRow]) -> tuple[Reason, ...]:
+    """Why the free devices of an able node get nothing; nothing when none is free."""
+    busy = {t.device for t in held}
+    free = [
+        AbleDevice(node.id, d["index"], cast(DeviceType, d["type"]), d["memory_mb"])
+        for d in node.devices
+        if d["index"] not in busy
+    ]
+    if not free:
+        return ()
+    picture = await look(grid, tx)
+    if not any(d.node_id == node.id for d in picture.free):
+        text = "It has just declined a task: it is left alone for a while."
+        return (Reason("declined", text),)
+    found = list(passed_over(picture.queued, picture.free, picture.now, node.id))
+    told = {r.job_id for r in found}
+    open_jobs = await jobs.in_states(
+        tx, (JobState.SUBMITTED, JobState.QUEUED, JobState.RUNNING, JobState.PAUSED)
+    )
+    able, training = await able_devices(tx), await training_devices(tx)
+    others = [
+        await _of_job(tx, job, node, free, able, training)
+        for job in open_jobs
+        if job.id not in told
+    ]
+    if not found and not others:
+        return (Reason("idle", "There is no work: no job is open."),)
+    return (*found, *cut(others, "jobs"))
+
+
+async def _of_job(
+    tx: Tx,
+    job: AnyRow,
+    node: AnyRow,
+    free: Sequence[AbleDevice],
+    able: list[AbleDevice],
+    training: dict[tuple[str, int], str],
+) -> Reason:
+    """Why a job that has no queued task for anybody has none for this node."""
+    name = f"Job {job.name}"
+    if job.state == JobState.SUBMITTED:
+        return Reason("decision", f"{name} waits for the operator's decision.", job_id=job.id)
+    if job.state == JobState.PAUSED:
+        return Reason("paused", f"{name} is paused.", job_id=job.id)
+    cause = misfit(probe_of(job, spec_of(job), tx.now), [as_free(d) for d in free], tx.now)
+    if cause:
+        return Reason("device", f"{name} does not fit its free devices: {cause}.", job_id=job.id)
+    row = await work.latest_round(tx, job.id)
+    if row is not None and row.state in (RoundState.OPEN, RoundState.CLOSING):
+        number = row.number + 1
+        if any(m["node_id"] == node.id for m in row.members):
+            text = f"{name}: its part of round {number} is done, or went to others."
+            return Reason("member", text, job_id=job.id)
+        text = f"{name}: round {number} was opened without it; it can be in the next one."
+        return Reason("late", text, job_id=job.id)
+    if job.version >= job.rounds_total:
+        text = f"{name}: all rounds are merged; the last held-out loss is awaited."
+        return Reason("evaluation", text, job_id=job.id)
+    waits = waits_for(job, able, training)
+    if waits:
+        return Reason("workers", f"{name} waits: {waits}.", job_id=job.id)
+    return Reason("turn", f"{name}: a round is about to open.", job_id=job.id)

@@ -1,0 +1,126 @@
+"""``why`` and ``events`` from the command line, and how logs are written."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+import structlog
+
+from distribai.cli import events, logs
+from distribai.orchestrator.records import EventRecord
+from tests.cli.conftest import Run
+from tests.http.stand_in import NOW, Orchestrator, node_record
+
+
+@pytest.fixture
+def made(run: Run) -> str:
+    job_id: str = run("job", "create", "my-model", "1000").out.strip()
+    return job_id
+
+
+def test_a_job_says_what_it_waits_for_and_what_to_try(run: Run, made: str) -> None:
+    done = run("job", "why", "my-model")
+    assert done.status == 0
+    assert f"my-model ({made[:12]}) is submitted." in done.out
+    assert "It waits for the operator's decision." in done.out
+    assert "try: Accept it." in done.out
+
+
+def test_a_wait_with_an_end_says_how_long_and_for_whom(run: Run, made: str) -> None:
+    run("job", "accept", made)
+    done = run("job", "why", made)
+    assert "At most 20s more. (node_aaaabbbb)" in done.out
+    assert run("job", "why", made, "--json").json["reasons"][0]["code"] == "grace"
+
+
+@pytest.mark.parametrize("noun", ["nodes", "fleet"])
+def test_a_node_says_what_it_holds_and_why_it_gets_no_more(
+    run: Run, rooms: Orchestrator, noun: str
+) -> None:
+    rooms.nodes.append(node_record("one"))
+    done = run(noun, "why", "one")
+    assert "one (node_one) is online, trusted, wants to contribute; last heard 5s ago." in done.out
+    assert "device 0 (cpu, 4096 MB): train task task_x of job_x, round 3, for 1m15s" in done.out
+    assert "device 1 (cpu): free" in done.out
+    assert "Job big does not fit its free devices" in done.out
+    assert run(noun, "why", "one", "--json").json["able"] is True
+    assert run(noun, "why", "nobody").status == 3
+
+
+def test_events_of_a_node_and_of_a_job_are_listed_and_followed_from_a_cursor(
+    run: Run, rooms: Orchestrator, made: str
+) -> None:
+    rooms.nodes.append(node_record("one"))
+    data = {"phase": "train", "round": 0, "reason": ""}
+    rooms.events.append(EventRecord("7", NOW, "task.leased", made, "task_a", "node_one", data))
+    rooms.events.append(EventRecord("8", NOW, "node.offline", "", "", "node_one"))
+    done = run("nodes", "events", "one")
+    assert [line.split("  ")[1] for line in done.out.splitlines()] == [
+        "task.leased",
+        "node.offline",
+    ]
+    assert "phase=train round=0" in done.out
+    behind = run("nodes", "events", "one", "--after", "7", "--json").json
+    assert [e["kind"] for e in behind] == ["node.offline"]
+    assert run("nodes", "events", "one", "--after", "8").err.startswith("Nothing has happened")
+    assert [e["kind"] for e in run("job", "events", made, "--json").json] == [
+        "job.submitted",
+        "task.leased",
+    ]
+
+
+def test_a_watched_feed_asks_on_behind_what_it_has_printed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from distribai.api.answers import EventRecord as Answer
+
+    asked: list[tuple[str, float]] = []
+
+    def ask(after: str, wait: float) -> list[Answer]:
+        asked.append((after, wait))
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        number = str(len(asked))
+        return [Answer(cursor=number, at=NOW, kind="x", job_id="", task_id="", node_id="", data={})]
+
+    with pytest.raises(KeyboardInterrupt):
+        events.stream(ask, "", watch=True, as_json=True)
+    assert [after for after, _ in asked] == ["", "1", "2"]
+    assert all(wait > 0 for _, wait in asked)
+    printed = capsys.readouterr().out.splitlines()
+    assert [json.loads(line)["cursor"] for line in printed] == ["1", "2"]
+
+
+@pytest.mark.parametrize("form", ["json", "console"])
+def test_logs_are_written_as_told_and_carry_what_is_bound(
+    form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    try:
+        logs.configure(debug=False, form=form)
+        with structlog.contextvars.bound_contextvars(request_id="req_x"):
+            structlog.get_logger("ours").info("said", n=1)
+            logging.getLogger("theirs").warning("heard")
+        lines = capsys.readouterr().err.splitlines()
+    finally:
+        root.handlers[:] = before
+        root.setLevel(level)
+        structlog.reset_defaults()
+    assert len(lines) == 2
+    assert all("req_x" in line for line in lines)
+    if form == "json":
+        assert [json.loads(line)["event"] for line in lines] == ["said", "heard"]
+    else:
+        assert "said: n 1, request_id req_x" in lines[0]
+
+
+def test_a_format_that_does_not_exist_is_refused(
+    offline: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DISTRIBAI_LOGS_FORMAT", "xml")
+    done = offline("config", "show")
+    assert done.status == 2
+    assert "auto or console or json" in done.err
