@@ -65,8 +65,8 @@ FLEETS = {
         checkpoint_steps=10,
     ),
 }
-PAYLOAD = Payload(delta=5e6, update=5e6, snapshot=4e7)
-"""Bytes of a model of 20M parameters: 2 bits of each up and down, its bf16 snapshot."""
+PAYLOAD = Payload(delta=6e6, update=6e6, snapshot=6e6)
+"""Bytes of the profile ``small``, 1.5M parameters, in fp32."""
 
 POLICIES = {
     "ours": (RoundSpec(), True),

@@ -1,5 +1,6 @@
 """What home machines and laptops do to a grid, each with real processes: it goes on, and its
-records are those of a quiet day. Clocks: ``test_clock``; torn files: ``test_damage``; -9: ``test_points``.
+records are those of a quiet day. Clocks: ``test_clock``; torn files: ``test_damage``; kill -9:
+``test_points``.
 """
 
 from __future__ import annotations

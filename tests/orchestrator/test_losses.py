@@ -60,19 +60,37 @@ async def test_after_quorum_a_slot_that_nobody_can_finish_in_time_goes_to_the_po
     await assert_every_position_once(world, job_id)
 
 
-async def test_a_newcomer_takes_part_from_the_next_version_on(world: World) -> None:
+async def test_a_newcomer_gets_a_share_of_the_round_that_is_open(world: World) -> None:
     a = await world.node("a")
     job_id = await world.job()
     await world.settle()
     newcomer = await world.node("b")
+    task = await newcomer.next_training()
+    assert (task.round, task.env["RANK"], task.env["WORLD_SIZE"]) == (0, "1", "2")
+    await newcomer.work("train")
+    await world.settle()
+    assert [t for t in newcomer.tasks.values() if t.phase == "train"] == [], "one is enough"
+    await a.work("train")
+    await world.settle()
+    (first, *_) = await queries.list_rounds(world.grid, job_id)
+    assert (first.state, len(first.members), first.accepted) == ("merged", 2, 2)
+    assert await world.run_job(job_id) == "completed"
+    await assert_every_position_once(world, job_id)
+
+
+async def test_a_newcomer_waits_for_the_next_version_once_the_quorum_is_reached(
+    world: World,
+) -> None:
+    a, b = await world.node("a"), await world.node("b")
+    await world.job()
+    await world.settle()
+    await a.work("train")
+    await world.settle()
+    newcomer = await world.node("c")
     await world.settle()
     assert [t for t in newcomer.tasks.values() if t.phase == "train"] == []
-    await finish_everything(world, newcomer)
-    await a.work()
-    await world.settle()
-    assert newcomer.only_task().round == 1
-    members = [len(r.members) for r in await queries.list_rounds(world.grid, job_id)]
-    assert members == [1, 2]
+    await b.work("train")
+    assert (await newcomer.next_training()).round == 1
 
 
 async def test_nodes_are_told_of_new_versions_with_the_way_to_get_them(world: World) -> None:

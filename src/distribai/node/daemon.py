@@ -146,6 +146,7 @@ class Daemon:
             self.governor,
             key,
             self._link.send,
+            self._link.beat,
             self._settings.progress_s,
         )
         self.governor.listen(self._on_governor)

@@ -44,6 +44,7 @@ class Worker:
         services: what executors get.
         files: where tasks in hand outlive the daemon.
         send: queues a message to the orchestrator.
+        beat: sends a heartbeat now.
         progress_s: seconds between two progress reports of a task, at least.
     """
 
@@ -54,6 +55,7 @@ class Worker:
         governor: Governor,
         identity: Identity,
         send: Callable[[Body], None],
+        beat: Callable[[], None],
         progress_s: float,
     ) -> None:
         self._services = services(self)
@@ -61,6 +63,7 @@ class Worker:
         self._governor = governor
         self._identity = identity
         self._send = send
+        self._beat = beat
         self._progress_s = progress_s
         self._reported: dict[str, float] = {}
         self._executors: dict[str, Executor] = {}
@@ -312,6 +315,7 @@ class Worker:
         elif not hand.dropped:
             log.info("task dropped", task=hand.assignment.task_id, why=reason)
             hand.dropped = True
+            self._beat()  # whoever told us to stop waits to give the device other work
             self._spawn(self._stop_work(hand, reason))
 
     async def _stop_work(self, hand: Hand, reason: str) -> None:

@@ -19,6 +19,7 @@ from distribai.orchestrator.context import Grid
 from distribai.orchestrator.fleet.delivery import deliver
 from distribai.orchestrator.fleet.liveness import flush, sweep
 from distribai.orchestrator.jobs.completion import complete_jobs
+from distribai.orchestrator.rounds.joining import join_rounds
 from distribai.orchestrator.rounds.merging import merge_all
 from distribai.orchestrator.rounds.opening import open_rounds
 from distribai.orchestrator.rounds.scheduling import schedule
@@ -75,6 +76,7 @@ class Duties:
         if await self._leases["control"].held():
             changed |= await sweep(self.grid)
             changed |= await open_rounds(self.grid)
+            changed |= await join_rounds(self.grid)
             changed |= await schedule(self.grid)
             changed |= await complete_jobs(self.grid)
         await deliver(self.grid)

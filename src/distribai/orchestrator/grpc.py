@@ -28,6 +28,7 @@ from distribai.orchestrator.context import Grid
 from distribai.orchestrator.fleet.liveness import goodbye, release_node
 from distribai.orchestrator.fleet.registration import read_intent, register
 from distribai.orchestrator.fleet.registry import LiveSession, LogEntry, Stream, ack_message
+from distribai.orchestrator.rounds import tasks
 from distribai.orchestrator.rounds.results import take_result
 from distribai.wire.convert import (
     MAX_NAME,
@@ -101,6 +102,9 @@ async def serve(grid: Grid, incoming: Incoming) -> AsyncIterator[pb.Orchestrator
         return
     session = registered.session
     stream = Stream()
+    # The stream has a task of its own: what is bound here is on every line that it logs.
+    structlog.contextvars.bind_contextvars(session=session.id, node=session.node_id)
+    log.info("session.open", name=session.name, resumed=registered.ack.resumed)
     session.attach(stream)
     stream.put(pb.OrchestratorMessage(ack=session.channel.received, register_ack=registered.ack))
     if registered.ack.resumed:
@@ -116,6 +120,7 @@ async def serve(grid: Grid, incoming: Incoming) -> AsyncIterator[pb.Orchestrator
         session.detach(stream)
         reader.cancel()
         (ended,) = await asyncio.gather(reader, return_exceptions=True)
+        log.debug("stream.closed", intent=session.intent.value)
     if isinstance(ended, Exception):
         raise ended  # a defect: it must show
     drained = session.intent is Intent.DRAIN and not session.in_hand
@@ -142,7 +147,7 @@ async def _read(grid: Grid, session: LiveSession, stream: Stream, incoming: Inco
             # Not before: a stream that breaks in between would take the message with it.
             session.channel.dealt_with(message.seq)
     except DistribAIError as problem:
-        log.warning("node.stream", node=session.node_id, code=problem.code, message=str(problem))
+        log.warning("node.stream", code=problem.code, message=str(problem))
         stream.close(end_of(problem, retry=problem.code not in FINAL_CODES))
         # Its numbers no longer fit: the next connection begins a new session.
         grid.fleet.drop(session)
@@ -186,9 +191,8 @@ def _log_entry(session: LiveSession, line: pb.LogMessage) -> LogEntry:
 
 
 async def _heartbeat(grid: Grid, session: LiveSession, beat: pb.Heartbeat) -> None:
-    tasks = in_hand_from_wire(beat.tasks)
     intent = read_intent(beat.intent)
-    session.in_hand = {t.task_id: t.attempt for t in tasks}
+    session.in_hand = {t.task_id: t.attempt for t in in_hand_from_wire(beat.tasks)}
     session.bytes_up, session.bytes_down = beat.bytes_up, beat.bytes_down
     session.held_versions = held_versions_from_wire(beat.held_versions)
     changed, session.intent = intent is not session.intent, intent
@@ -199,6 +203,11 @@ async def _heartbeat(grid: Grid, session: LiveSession, beat: pb.Heartbeat) -> No
     )
     if changed:
         grid.wake.set()
+    stopped = session.stopping - session.in_hand.keys()
+    if stopped & session.assigned.keys():
+        # It has let go of what it was told to stop: its device is free before the lease ends.
+        keep = frozenset(session.assigned) - stopped
+        await release_node(grid, session.node_id, "its node has stopped", keep=keep)
     if changed and intent is Intent.DRAIN:
         # It finishes what it names; what was on its way to it can go to others at once.
         keep = frozenset(session.in_hand)
@@ -220,7 +229,7 @@ async def _accept(grid: Grid, session: LiveSession, accept: pb.TaskAccept) -> No
             session.node_id,
             f"its node would not take it: {reason}",
             keep=frozenset(session.assigned) - {task_id},
-            code="task.declined",
+            code=tasks.DECLINED,
         )
 
 

@@ -73,6 +73,35 @@ async def lease_task(
     )
 
 
+async def take_up_again(
+    tx: Tx, task_id: str, node_id: str, attempt: int, lease_s: float
+) -> AnyRow | None:
+    """Lease a queued task to the node that lost it, under the same attempt: nobody has had it
+    meanwhile, so the fence need not move, and what the node has done of it counts.
+
+    Returns the task's row, or None when it is no longer queued or the device no longer free.
+    """
+    taken = tasks.alias("taken")
+    busy = exists().where(
+        taken.c.node_id == tasks.c.node_id,
+        taken.c.device == tasks.c.device,
+        taken.c.state == TaskState.LEASED.value,
+    )
+    return await tx.first(
+        update(tasks)
+        .where(
+            tasks.c.id == task_id,
+            tasks.c.state == TaskState.QUEUED.value,
+            tasks.c.node_id == node_id,
+            tasks.c.attempt == attempt,
+            tasks.c.deadline_at > tx.now,
+            ~busy,
+        )
+        .values(state=TaskState.LEASED.value, lease_until=tx.now + lease_s)
+        .returning(tasks)
+    )
+
+
 async def extend_leases(
     tx: Tx, node_id: str, held: Iterable[tuple[str, int]], lease_s: float
 ) -> set[tuple[str, int]]:

@@ -178,6 +178,23 @@ def test_a_round_merges_when_all_are_in_or_the_grace_is_over() -> None:
     assert decide(25, [], 0, 0.5, 10) == MergeDecision("abandon", "no worker is left in the round")
 
 
+def test_no_grace_is_longer_than_what_it_waits_for_is_worth() -> None:
+    decide = diloco.merge_decision
+    # 15 devices wait for one that has worked for 600 s: a chance of one in four is worth 10 s.
+    waiting = decide(600, [600.0] * 15, 16, 0.5, 120, opened=0)
+    assert waiting.until == pytest.approx(610)
+    assert decide(600, [600.0] * 15, 16, 0.5, 5, opened=0).until == 605
+    assert decide(600, [600.0] * 8, 16, 0.5, 200, opened=0).until == 750
+    assert decide(600, [600.0], 2, 0.5, 120, opened=0).until == 720, "one alone may be fast"
+    quick = decide(10, [10.0] * 31, 32, 0.5, 120, opened=9.0)
+    assert quick.until == pytest.approx(10.5), "never below what networks need"
+
+
+def test_who_is_behind_may_finish_what_equal_machines_differ_by() -> None:
+    assert diloco.finish_within(600, 0) == pytest.approx(12)
+    assert diloco.finish_within(5, 0) == 0.5
+
+
 def test_a_round_below_its_minimum_is_abandoned_and_never_merged() -> None:
     decide = diloco.merge_decision
     assert decide(25, [20], 1, 0.5, 10, minimum=2) == MergeDecision(

@@ -84,8 +84,12 @@ class Paradigm(Protocol):
         quorum: float,
         grace_seconds: float,
         minimum: int = 1,
+        opened: float | None = None,
     ) -> MergeDecision:
         """Whether a round merges now."""
+
+    def finish_within(self, now: float, opened: float) -> float:
+        """Seconds that members may go on once the quorum is reached."""
 
     def can_reissue(
         self, now: float, seconds_needed: float, decision: MergeDecision

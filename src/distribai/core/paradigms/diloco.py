@@ -22,6 +22,15 @@ GRACE_HISTORY: Final = 64
 GRACE_MIN_HISTORY: Final = 3
 """With fewer offsets, median and spread mean nothing."""
 
+GRACE_LEAST: Final = 0.5
+"""Seconds; below that a network's own jitter decides."""
+
+FINISH_SHARE: Final = 0.02
+"""Share of a round's time that machines of one speed differ by, see :func:`finish_within`."""
+
+WORTH: Final = 0.25
+"""How likely it is that waiting for a missing submission brings it, see :func:`merge_decision`."""
+
 
 def eligible(
     members: Sequence[Member], workers_min: int, workers_max: int
@@ -146,6 +155,7 @@ def merge_decision(
     quorum: float,
     grace_seconds: float,
     minimum: int = 1,
+    opened: float | None = None,
 ) -> MergeDecision:
     """Whether a round merges now.
 
@@ -157,6 +167,13 @@ def merge_decision(
         quorum: share of ``expected`` that starts the grace.
         grace_seconds: from :func:`grace`.
         minimum: submissions that a version must be made of (``workers_min``).
+        opened: when the round's members began, None when that says nothing.
+
+    The grace is no longer than it is worth: ``arrived`` idle devices wait for the work of
+    ``missing`` ones, each of which has worked since ``opened``, so after ``WORTH elapsed missing /
+    arrived`` seconds waiting has cost more than it can save. (Who cannot be done by then hands in
+    what it has, so what is lost is only the work of those that cannot be reached.) The cap counts
+    while at least two are in: one alone may just be fast.
 
     Returns:
         ``merge`` when all expected submissions are in or the grace after the quorum is over,
@@ -174,7 +191,12 @@ def merge_decision(
         return MergeDecision(
             "wait", f"{len(arrivals)} of {expected} submissions are in, the quorum is {need}"
         )
-    until = sorted(arrivals)[need - 1] + grace_seconds
+    times = sorted(arrivals)
+    reached = times[need - 1]
+    if opened is not None and len(arrivals) > 1:
+        worth = WORTH * (times[-1] - opened) * (expected - len(arrivals)) / len(arrivals)
+        grace_seconds = min(grace_seconds, max(GRACE_LEAST, worth))
+    until = reached + grace_seconds
     state = f"{len(arrivals)} of {expected} submissions are in"
     if now >= until:
         over = f"the grace of {grace_seconds:.1f} s is over"
@@ -182,6 +204,17 @@ def merge_decision(
             return MergeDecision("abandon", f"{too_few}, and {over}")
         return MergeDecision("merge", f"{state} and {over}")
     return MergeDecision("wait", f"{state}, the quorum is reached, the grace runs", until)
+
+
+def finish_within(now: float, opened: float) -> float:
+    """Seconds that a member may go on training once the quorum is reached; whoever needs longer
+    hands in what it has.
+
+    From then on at least as many devices idle as work, so every second costs more than it brings:
+    only what is the noise of equal machines is waited for. The grace after that is for submissions
+    that are on their way, and for members that cannot be reached.
+    """
+    return max(GRACE_LEAST, FINISH_SHARE * (now - opened))
 
 
 def can_reissue(now: float, seconds_needed: float, decision: MergeDecision) -> tuple[bool, str]:

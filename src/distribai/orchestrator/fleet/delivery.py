@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from distribai.core.paradigms import paradigm
 from distribai.core.spec import BlobRef
 from distribai.core.states import JobState, RoundState, TaskState
 from distribai.core.tasks import Assignment, DatasetRef, UpdateRef, WeightsRef
@@ -34,9 +35,6 @@ from distribai.wire.v1 import distribai_pb2 as pb
 
 MAX_UPDATES = 8
 """Updates that a reference names at most: a node further behind takes the snapshot anyway."""
-
-HURRY_S = 1.0
-"""Seconds by which a round's end must have moved before a node is told of it again."""
 
 FINAL = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.DECLINED})
 
@@ -185,12 +183,12 @@ async def _answer_and_stop(tx: Tx, session: LiveSession, held: Sequence[AnyRow])
         elif task.id not in session.stopping:
             session.send(stop_message(task.id, task.reason or f"the task is {task.state}"))
         session.stopping.discard(task.id)
-        session.hurried.pop(task.id, None)
+        session.hurried.discard(task.id)
 
 
 async def _hurry(sight: _Sight, session: LiveSession, held: Sequence[AnyRow]) -> None:
-    """Tell a node whose round has its quorum until when it is waited for, so that it hands in what
-    it can; and stop work for rounds that have closed."""
+    """Tell a node whose round has its quorum how long it may go on, so that it hands in what it
+    can, once a session; and stop work for rounds that have closed."""
     for task in held:
         if task.phase != "train" or task.id in session.stopping:
             continue
@@ -198,12 +196,12 @@ async def _hurry(sight: _Sight, session: LiveSession, held: Sequence[AnyRow]) ->
         if row is None or row.state != RoundState.OPEN:
             session.stopping.add(task.id)
             session.send(stop_message(task.id, "its round has closed"))
-        elif row.deadline_at is not None:
-            told = session.hurried.get(task.id)
-            if told is None or abs(told - row.deadline_at) > HURRY_S:
-                session.hurried[task.id] = row.deadline_at
-                within_s = max(0.0, row.deadline_at - sight.tx.now)
-                session.send(finish_message(task.id, within_s, "its round has its quorum"))
+        elif row.deadline_at is not None and task.id not in session.hurried:
+            session.hurried.add(task.id)
+            how = paradigm((await sight.job(task.job_id)).spec["paradigm"])
+            now = sight.tx.now
+            left = min(row.deadline_at - now, how.finish_within(now, row.opened_at))
+            session.send(finish_message(task.id, max(0.0, left), "its round has its quorum"))
 
 
 def _holds(task: AnyRow | None, attempt: int) -> bool:

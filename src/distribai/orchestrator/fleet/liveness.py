@@ -15,7 +15,7 @@ from distribai.orchestrator import events, traffic
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.fleet.registry import LiveSession, LogEntry
 from distribai.orchestrator.fleet.tokens import BARRED
-from distribai.orchestrator.rounds import results
+from distribai.orchestrator.rounds import results, tasks
 from distribai.store import leases
 from distribai.store.engine import AnyRow, Tx
 from distribai.store.statements import fleet, jobs, records, work
@@ -45,7 +45,7 @@ async def flush(grid: Grid) -> None:
         async with grid.db.write() as tx:
             back = await _write_heard(grid, tx, heard, moved)
             await _write_logs(tx, logs)
-            await traffic.write(tx, counted)
+            sums = await traffic.write(tx, counted)
             nodes = await fleet.nodes_by_id(tx, [s.node_id for s in grid.fleet])
             still_open = await fleet.open_sessions(tx, [s.id for s in grid.fleet])
     except Unavailable:
@@ -54,6 +54,7 @@ async def flush(grid: Grid) -> None:
         traffic.put_back(grid, counted)
         grid.fleet.put_back(logs)
         raise
+    grid.metrics.moved(sums)
     for session in heard:
         session.flushed_up, session.flushed_down = moved[session.node_id]
     _bar(grid, nodes)
@@ -90,14 +91,14 @@ def _heard_row(session: LiveSession, up: int, down: int) -> dict[str, object]:
 
 
 async def _write_logs(tx: Tx, logs: Sequence[LogEntry]) -> None:
-    tasks = {t.id: t.job_id for t in await work.tasks_by_id(tx, {e.task_id for e in logs})}
+    jobs_of = {t.id: t.job_id for t in await work.tasks_by_id(tx, {e.task_id for e in logs})}
     await records.add_logs(
         tx,
         [
             {
                 "level": e.level,
                 "message": e.message,
-                "job_id": tasks.get(e.task_id, ""),
+                "job_id": jobs_of.get(e.task_id, ""),
                 "task_id": e.task_id,
                 "node_id": e.node_id,
                 "fields": dict(e.fields),
@@ -207,7 +208,7 @@ async def release_node(
     node_id: str,
     why: str,
     keep: frozenset[str] = frozenset(),
-    code: str = "task.lost",
+    code: str = tasks.LOST,
 ) -> None:
     """Take all leased tasks of a node back, but those in ``keep``; ``code`` is the cause that is
     noted with each."""
@@ -219,7 +220,7 @@ async def release_node(
 
 
 async def _release(
-    grid: Grid, task: AnyRow, why: str, *, expired: bool = False, code: str = "task.lost"
+    grid: Grid, task: AnyRow, why: str, *, expired: bool = False, code: str = tasks.LOST
 ) -> None:
     async with grid.db.write() as tx:
         await jobs.lock(tx, task.job_id)

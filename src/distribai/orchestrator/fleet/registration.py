@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from distribai.core.devices import Device, TaskInHand
 from distribai.core.ids import node_id as id_of_key
 from distribai.core.plain import to_plain
-from distribai.core.states import Intent, Liveness, Standing, TaskState
+from distribai.core.states import (
+    TASK,
+    Intent,
+    Liveness,
+    RoundState,
+    Standing,
+    TaskState,
+    check,
+)
 from distribai.core.text import clean
 from distribai.errors import NotAllowed, ProtocolMismatch
 from distribai.orchestrator import events
@@ -16,6 +24,7 @@ from distribai.orchestrator.context import Grid
 from distribai.orchestrator.fleet.liveness import fenced, release_node
 from distribai.orchestrator.fleet.registry import LiveSession
 from distribai.orchestrator.fleet.tokens import BARRED, SESSION_BYTES, hash_secret, new_secret
+from distribai.orchestrator.rounds import tasks
 from distribai.store import leases
 from distribai.store.engine import AnyRow, Tx
 from distribai.store.statements import fleet, work
@@ -214,12 +223,41 @@ def _check_standing(node: AnyRow) -> None:
         )
 
 
+async def _take_up_again(
+    grid: Grid, tx: Tx, node_id: str, presented: Iterable[tuple[str, int]]
+) -> None:
+    """Give a node back what it lost by being away, as long as nobody else has taken it."""
+    wanted = dict(presented)
+    for row in await work.tasks_by_id(tx, wanted.keys()):
+        lost = bool(row.causes) and row.causes[-1]["code"] == tasks.LOST
+        if row.state != TaskState.QUEUED or row.attempt != wanted[row.id] or not lost:
+            continue
+        if row.phase == "train":
+            current = await work.get_round(tx, row.job_id, row.round, row.take)
+            if current is None or current.state != RoundState.OPEN:
+                continue
+        check(TASK, TaskState.QUEUED, TaskState.LEASED, f"Task {row.id}")
+        again = await leases.take_up_again(
+            tx, row.id, node_id, row.attempt, grid.settings.liveness.offline_s
+        )
+        if again is not None:
+            await events.record(
+                tx,
+                "task.leased",
+                job_id=row.job_id,
+                task_id=row.id,
+                node_id=node_id,
+                data={"phase": row.phase, "round": row.round, "attempt": row.attempt},
+            )
+
+
 async def _sort_out(
     grid: Grid, tx: Tx, node_id: str, in_hand: Iterable[TaskInHand]
 ) -> set[tuple[str, int]]:
     """Which of the tasks in hand the node keeps: the leased ones, and finished ones whose report
     waits for its answer. Leases are prolonged."""
     presented = [(t.task_id, t.attempt) for t in in_hand]
+    await _take_up_again(grid, tx, node_id, presented)
     kept = await leases.extend_leases(tx, node_id, presented, grid.settings.liveness.offline_s)
     for row in await work.tasks_by_id(tx, {task_id for task_id, _ in presented}):
         pair = (row.id, row.attempt)

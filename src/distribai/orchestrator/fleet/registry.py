@@ -64,8 +64,8 @@ class LiveSession:
     """One node's session.
 
     ``assigned`` are the attempts that were sent to the node and not yet taken back, by task id;
-    ``stopping`` those that it was told to stop, ``hurried`` when (database time) it was told that
-    their rounds merge, ``reported`` the latest ones that it has ended.
+    ``stopping`` those that it was told to stop, ``hurried`` those that it was told to finish,
+    ``reported`` the latest ones that it has ended.
     ``refusals`` in a row were its answer to tasks, and until ``refused_until`` (on the process's
     clock) it is not asked again.
     ``told`` is the newest version of each job that it was told of. ``heard`` says that something
@@ -83,7 +83,7 @@ class LiveSession:
     stream: Stream | None = None
     assigned: dict[str, int] = field(default_factory=dict)
     stopping: set[str] = field(default_factory=set)
-    hurried: dict[str, float] = field(default_factory=dict)
+    hurried: set[str] = field(default_factory=set)
     reported: dict[str, int] = field(default_factory=dict)
     refusals: int = 0
     refused_until: float = -math.inf

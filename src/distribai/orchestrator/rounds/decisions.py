@@ -53,7 +53,9 @@ async def view_round(tx: Tx, spec: JobSpec, row: AnyRow, not_before: float = 0.0
     if not arrived and not returning and await _everybody_is_gone(tx, spec, fresh):
         return RoundView(tasks, MergeDecision("abandon", "every node of the grid is gone"), 0)
     minimum = max(1, spec.workers_min - (len(tasks) - len(fresh)))
-    decision = how.merge_decision(tx.now, arrived, expected, spec.rounds.quorum, grace, minimum)
+    decision = how.merge_decision(
+        tx.now, arrived, expected, spec.rounds.quorum, grace, minimum, row.opened_at
+    )
     early = decision.action != "wait" or (decision.until or not_before) < not_before
     if returning and len(arrived) < expected and early:
         decision = MergeDecision("wait", "nodes are coming back after a start", not_before)

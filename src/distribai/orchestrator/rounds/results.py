@@ -165,7 +165,7 @@ async def fail_job(tx: Tx, job: AnyRow, reason: str) -> None:
     await end_job(tx, running, JobState.FAILED, reason)
 
 
-async def lose_lease(tx: Tx, task: AnyRow, why: str, code: str = "task.lost") -> None:
+async def lose_lease(tx: Tx, task: AnyRow, why: str, code: str = tasks.LOST) -> None:
     """Take a leased task from a node that is gone, or will not have it; the job's row is locked."""
     if await _round_is_over(tx, task):
         await tasks.end(tx, task, TaskState.CANCELLED, f"its round closed, and {why}")

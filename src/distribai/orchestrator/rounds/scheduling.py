@@ -104,6 +104,14 @@ def _free(grid: Grid, device: AbleDevice) -> FreeDevice:
     return FreeDevice(device.node_id, device.index, device.type, device.memory_mb, warm)
 
 
+def _failed_at(row: AnyRow) -> str:
+    """The node at which the last attempt failed. To lose a lease is no failure: a machine that was
+    away and is back may go on."""
+    if not row.causes or row.causes[-1]["code"] == tasks.LOST:
+        return ""
+    return str(row.causes[-1]["node_id"])
+
+
 @dataclass(frozen=True, slots=True)
 class _JobSight:
     """What the tasks of a job share: ``fitting`` are the nodes with a device for them, ``typical``
@@ -140,7 +148,7 @@ class _Sight:
             device=job.spec.resources.device,
             base_version=row.round,
             preferred=(row.member_id, row.member_device) if row.member_id else None,
-            last_failed_node=row.causes[-1]["node_id"] if row.causes else "",
+            last_failed_node=_failed_at(row),
         )
         if row.member_id in job.fitting:
             # Its own member will be free soon: nobody else gets the slot.

@@ -24,6 +24,9 @@ from distribai.store.engine import AnyRow, Tx
 from distribai.store.statements import jobs, work
 from distribai.store.values import ranges_from_json, ranges_to_json
 
+LOST, DECLINED = "task.lost", "task.declined"
+"""Causes that are no failed attempt: the node is gone, or would not take the task."""
+
 LOST_LEASES_PER_ATTEMPT = 4
 """A task may lose so many times ``max_attempts`` leases before it counts as the machines' killer:
 nodes come and go, which is not the job's fault; a task that takes every machine down with it is.
@@ -181,7 +184,7 @@ async def requeue(
     why: str,
     *,
     cause: tuple[str, str] | None = None,
-    code: str = "task.lost",
+    code: str = LOST,
 ) -> TaskState | None:
     """Take a leased task back: queued again, or failed when its attempts are used up.
 
@@ -199,7 +202,7 @@ async def requeue(
     )
     failures += cause is not None
     # Who declines a task has not come to harm by it.
-    tried = task.attempt - sum(c["code"] == "task.declined" for c in causes)
+    tried = task.attempt - sum(c["code"] == DECLINED for c in causes)
     if failures >= attempts or tried >= attempts * LOST_LEASES_PER_ATTEMPT:
         failed = await end(tx, task, TaskState.FAILED, why, failures=failures, causes=causes)
         return None if failed is None else TaskState.FAILED

@@ -84,6 +84,13 @@ async def leave_round(
     return moved is not None
 
 
+async def add_member(tx: Tx, row: AnyRow, member: Any) -> None:
+    """Record one more member of a round that is open; the caller has locked the job."""
+    key = (rounds.c.job_id == row.job_id, rounds.c.number == row.number, rounds.c.take == row.take)
+    members = await tx.scalar(select(rounds.c.members).where(*key))
+    await tx.run(update(rounds).where(*key).values(members=[*members, member]))
+
+
 async def set_deadline(tx: Tx, job_id: str, number: int, take: int, deadline: float | None) -> None:
     """Write when an open round merges at the latest."""
     await tx.run(
@@ -232,30 +239,35 @@ async def submissions_of_round(tx: Tx, job_id: str, number: int, take: int) -> S
 
 
 async def speeds(tx: Tx, job_id: str, since_round: int) -> dict[tuple[str, int], float]:
-    """Tokens per second of (node, device) in a job, as last measured from ``since_round`` on.
+    """Tokens per second of (node, device) in a job: the best since ``since_round``.
 
-    Always finite: seconds are what the node says.
+    From the assignment to the report, on the grid's clock: fetching and sending are part of what a
+    round waits for, and nobody can claim another speed. Results that came too late count: who sends
+    slowly must not be taken for unknown. The best, because a machine that was away or busy for one
+    round may be back, and one that is not hands in what it has.
     """
     rows = await tx.all(
         select(
-            submissions.c.node_id,
+            tasks.c.node_id,
             tasks.c.device,
-            submissions.c.tokens,
-            submissions.c.metrics,
+            tasks.c.outcome,
+            (tasks.c.submitted_at - tasks.c.leased_at).label("seconds"),
+        ).where(
+            tasks.c.job_id == job_id,
+            tasks.c.phase == "train",
+            tasks.c.round >= since_round,
+            tasks.c.submitted_at.is_not(None),
+            tasks.c.outcome.is_not(None),
         )
-        .join(tasks, tasks.c.id == submissions.c.task_id)
-        .where(
-            submissions.c.job_id == job_id,
-            submissions.c.phase == "train",
-            submissions.c.round >= since_round,
-        )
-        .order_by(submissions.c.accepted_at)
     )
-    return {
-        (row.node_id, row.device): row.tokens / max(row.metrics["seconds"], LEAST_SECONDS)
-        for row in rows
-        if row.metrics.get("seconds", 0) > 0 and row.tokens > 0
-    }
+    best: dict[tuple[str, int], float] = {}
+    for row in rows:
+        tokens = row.outcome["tokens"]
+        if tokens > 0:
+            speed = tokens / max(row.seconds, LEAST_SECONDS)
+            key = (row.node_id, row.device)
+            best[key] = max(best.get(key, 0.0), speed)
+    return best
 
 
 async def accepted_by_round(tx: Tx, job_id: str) -> dict[tuple[int, int], tuple[int, int]]:

@@ -1,0 +1,128 @@
+"""Work for devices that an open round has none for: a share of what is left of the round.
+
+A machine that comes back as a stranger because its disk was lost, one that was away when the round
+opened: each would idle until the next round opens. While a round's quorum is open it gets a slot of
+its own instead, sized to end with the others; what it cannot do by then, it hands in as far as it
+got (ADR 0005). A device that has had a task in the round gets no other one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from distribai.core.paradigms import Member, paradigm
+from distribai.core.plain import to_plain
+from distribai.core.spec import JobSpec
+from distribai.core.states import JobState, RoundState, TaskState
+from distribai.orchestrator import events
+from distribai.orchestrator.context import Grid
+from distribai.orchestrator.records import MemberRecord
+from distribai.orchestrator.rounds import tasks
+from distribai.orchestrator.rounds.decisions import EXPECTED, view_round
+from distribai.orchestrator.rounds.opening import (
+    SPEED_ROUNDS,
+    AbleDevice,
+    able_devices,
+    candidates,
+    training_devices,
+)
+from distribai.store.engine import AnyRow, Tx
+from distribai.store.statements import jobs, work
+
+WORTH_JOINING = 0.1
+"""Share of a round that must be left: an update's bytes are the same, however little it holds."""
+
+
+async def join_rounds(grid: Grid) -> bool:
+    """Give idle devices a share of every open round whose quorum is open; whether any got one."""
+    async with grid.db.read() as tx:
+        found = [
+            row
+            for row in await work.rounds_in(tx, RoundState.OPEN)
+            if row.deadline_at is None and await _idle(tx, row)
+        ]
+    joined = False
+    for row in found:
+        joined |= await _join(grid, row)
+    return joined
+
+
+async def _idle(tx: Tx, row: AnyRow) -> list[AbleDevice]:
+    """Devices that could work for the round and have nothing to do in it, beyond those that its
+    slots without a node will take."""
+    job = await jobs.get(tx, row.job_id)
+    assert job is not None, "rounds.job_id refers to it"
+    if job.state != JobState.RUNNING:
+        return []
+    rows = await work.tasks_of_round(tx, row.job_id, row.number, row.take)
+    waiting = [t for t in rows if t.state == TaskState.QUEUED]
+    busy = {(t.node_id, t.device) for t in await work.tasks_in(tx, (TaskState.LEASED,))}
+    busy |= {(t.member_id, t.member_device) for t in waiting}
+    busy |= {(t.node_id, t.device) for t in rows}
+    spec = tasks.spec_of(job)
+    training = await training_devices(tx)
+    here = candidates(spec, await able_devices(tx), training, row.job_id)
+    idle = [d for d in here if (d.node_id, d.index) not in busy]
+    orphans = sum(not t.member_id for t in waiting)
+    room = spec.workers_max - sum(t.state in EXPECTED for t in rows)
+    return idle[orphans:][: max(0, room)]
+
+
+async def _join(grid: Grid, row: AnyRow) -> bool:
+    async with grid.db.write() as tx:
+        job = await jobs.lock(tx, row.job_id)
+        current = await work.get_round(tx, row.job_id, row.number, row.take)
+        assert job is not None
+        assert current is not None
+        if current.state != RoundState.OPEN:
+            return False
+        spec = tasks.spec_of(job)
+        view = await view_round(tx, spec, current, grid.not_before)
+        share = await _share_left(tx, spec, current)
+        idle = await _idle(tx, current)
+        still_open = view.decision.action == "wait" and view.decision.until is None
+        if not (still_open and idle and share >= WORTH_JOINING):
+            return False
+        speeds = await work.speeds(tx, job.id, row.number - SPEED_ROUNDS)
+        members = [Member(d.node_id, d.index, speeds.get((d.node_id, d.index))) for d in idle]
+        full = spec.steps_of_round(row.number)
+        rank = max((t.slot for t in view.tasks), default=-1) + 1
+        how = paradigm(spec.paradigm)
+        for slot in how.slots(spec, row.number, members, jobs.pool_of(job))[0]:
+            steps = max(1, min(slot.steps, round(full * share)))
+            samples, pool = jobs.pool_of(await _fresh(tx, job.id)).take(steps * spec.batch)
+            await jobs.save_pool(tx, job.id, pool)
+            slot = replace(
+                slot,
+                steps=steps,
+                samples=samples,
+                rank=rank + slot.rank,
+                world_size=rank + len(members),
+            )
+            await tasks.add_slot(tx, grid.new_id("task"), job, row.number, row.take, slot)
+            record = MemberRecord(slot.node_id, slot.device, slot.steps)
+            await work.add_member(tx, current, to_plain(record))
+        await events.record(
+            tx,
+            "round.joined",
+            job_id=job.id,
+            data={"round": row.number, "take": row.take, "slots": len(members)},
+        )
+    return True
+
+
+async def _share_left(tx: Tx, spec: JobSpec, row: AnyRow) -> float:
+    """What is left of the round, 0 to 1: all of it as long as no speed is known."""
+    speeds = await work.speeds(tx, row.job_id, row.number - SPEED_ROUNDS)
+    fastest = max(speeds.values(), default=0.0)
+    if not fastest:
+        return 1.0
+    tokens = spec.steps_of_round(row.number) * spec.batch * spec.seq_len
+    done = float(tx.now - row.opened_at) * fastest / tokens
+    return max(0.0, 1.0 - done)
+
+
+async def _fresh(tx: Tx, job_id: str) -> AnyRow:
+    job = await jobs.get(tx, job_id)
+    assert job is not None, "its row is locked"
+    return job
