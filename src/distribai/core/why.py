@@ -183,13 +183,19 @@ def passed_over(
     matches, _ = match(queued, devices, now)
     given = {m.task_id: m for m in matches}
     coming, others = list[Reason](), dict[tuple[str, str, str], Reason]()
+    causes: dict[tuple[int, str], str] = {}
     for task in queued:
         found = given.get(task.task_id)
         if found is not None and found.node_id == node_id:
             text = f"A {task.phase} task is about to be given to device {found.device}."
             coming.append(Reason("turn", text, job_id=task.job_id, task_id=task.task_id))
             continue
-        cause = _not_here(task, found, own, now, node_id)
+        needs = (task.memory_mb, task.device)
+        if needs not in causes:
+            # The node's bars are lifted to see whether the device itself would do.
+            bare = replace(task, excluded=frozenset(), only="")
+            causes[needs] = misfit(bare, own, now) if own else "no device of this node is free"
+        cause = _not_here(task, found, causes[needs], node_id)
         reason = Reason(
             "task",
             f"A queued task ({task.phase}) does not come here: {cause}.",
@@ -200,16 +206,11 @@ def passed_over(
     return cut([*coming, *others.values()], "reasons")
 
 
-def _not_here(
-    task: QueuedTask, given: Match | None, own: Sequence[FreeDevice], now: float, node_id: str
-) -> str:
-    if not own:
-        return "no device of this node is free"
+def _not_here(task: QueuedTask, given: Match | None, misfits: str, node_id: str) -> str:
     if task.only and task.only != node_id:
         return "it is kept for the node that it was meant for"
-    # The node's bars are lifted to see whether the device itself would do.
-    if cause := misfit(replace(task, excluded=frozenset(), only=""), own, now):
-        return cause
+    if misfits:
+        return misfits
     if node_id in task.excluded:
         if node_id == task.last_failed_node:
             return "its last attempt failed here, and another node can take it"
