@@ -177,7 +177,10 @@ async def _of_job(
         if any(m["node_id"] == node.id for m in row.members):
             text = f"{name}: its part of round {number} is done, or went to others."
             return Reason("member", text, job_id=job.id)
-        text = f"{name}: round {number} was opened without it; it can be in the next one."
+        text = (
+            f"{name}: round {number} was opened without it; it gets a share if enough of the "
+            "round is left, else it can be in the next one."
+        )
         return Reason("late", text, job_id=job.id)
     if job.version >= job.rounds_total:
         text = f"{name}: all rounds are merged; the last held-out loss is awaited."
