@@ -65,7 +65,7 @@ CODES: Mapping[str, str] = {
     "banned": "The node's key is shut out.",
     "drain": "The node finishes what it has and leaves.",
     "member": "The node's part of the round is done, or was given away.",
-    "late": "The round was opened without the node; it gets a share of what is left, or is in the next.",
+    "late": "The round was opened without the node, which gets a share of the rest, or waits.",
     "declined": "The node has just declined a task, and is left alone for a while.",
     "idle": "There is no work.",
 }
