@@ -51,10 +51,11 @@ async def started(world: World, nodes: str = "abc") -> tuple[str, list[FakeNode]
     job_id = await world.job()
     while (await queries.show_job(world.grid, job_id)).version < 1:
         await world.settle()
+        world.time.now += 1.0  # every task takes a second: nobody is faster than others
         for node in made:
             await node.work()
-        world.time.now += 1.0
     await world.settle()
+    world.time.now += 1.0
     await made[0].work()
     return job_id, made
 
@@ -218,9 +219,9 @@ async def test_a_node_drops_what_the_restored_grid_does_not_know(
     job_id, nodes = await started(world)
     await back_up(settings_of(world), tmp_path / "backup")
     while (await queries.show_job(world.grid, job_id)).version < 2:
+        world.time.now += 1.0
         for node in nodes:
             await node.work()
-        world.time.now += 1.0
         await world.settle()
     later = nodes[0].only_task()
     assert later.round == 2
