@@ -40,6 +40,7 @@ async def test_after_quorum_a_slot_that_nobody_can_finish_in_time_goes_to_the_po
     await world.settle()
     # The first round says how fast they are: two seconds a task, longer than any grace.
     for _ in range(2):
+        world.time.now += 2.0
         await a.work()
         await b.work()
         await world.settle()
@@ -49,6 +50,7 @@ async def test_after_quorum_a_slot_that_nobody_can_finish_in_time_goes_to_the_po
         if a.tasks and a.only_task().round == 1:
             break
     lost = a.only_task()
+    world.time.now += 2.0
     await b.work("train")
     a.tasks.clear()
     await a.heartbeat(intent="drain")
