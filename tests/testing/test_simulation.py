@@ -50,7 +50,8 @@ def kinds(outcome: Outcome) -> Counter[str]:
 def test_machines_that_never_fail_do_nearly_everything_they_could() -> None:
     outcome = simulate(scenario(STEADY, replace(STEADY, name="second")))
     assert outcome.version == 2
-    assert outcome.tokens == 2 * 2 * 50 * 8, "two machines, two rounds, all their steps"
+    # Who evaluates meanwhile is behind when the other is done, and hands in what it has.
+    assert 0.9 * 2 * 2 * 50 * 8 < outcome.tokens <= 2 * 2 * 50 * 8, "two machines, two rounds"
     assert outcome.ceiling == 1.0
     assert 0.9 < outcome.goodput < 1.0
     assert outcome.computed == pytest.approx(outcome.tokens)
