@@ -35,7 +35,7 @@ from tests.e2e.harness import CLI, GridProcesses, descendants, wait_for
 T = TypeVar("T")
 
 NODES = 3
-ROUNDS = 12
+ROUNDS = 8
 INNER_STEPS = 12
 
 STEP_S = 0.05
@@ -54,6 +54,10 @@ POINTS = (
     "blob.put.flushed",
 )
 """Where the orchestrator dies by itself when it was started with a fault."""
+
+
+class OrchestratorEnded(AssertionError):
+    """The orchestrator ended by itself: of a defect."""
 
 
 @dataclass
@@ -207,7 +211,7 @@ class Storm(GridProcesses):
         """Start it again when it has died, as whoever runs a service does."""
         if self.orchestrator is not None and self.orchestrator.poll() is not None:
             if self.orchestrator.returncode != -signal.SIGKILL:
-                raise AssertionError(f"the orchestrator ended: {self.orchestrator.returncode}")
+                raise OrchestratorEnded(f"the orchestrator ended: {self.orchestrator.returncode}")
             self._reap(self.orchestrator)
             self.start()
 

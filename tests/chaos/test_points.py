@@ -29,9 +29,10 @@ pytestmark = pytest.mark.e2e
 @pytest.fixture(autouse=True)
 def quiet_nodes() -> Iterator[None]:
     """The nodes run in this process: only what is wrong with them is worth reading."""
+    before = structlog.get_config()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     yield
-    structlog.reset_defaults()
+    structlog.configure(**before)
 
 
 async def test_killed_at_any_point_the_orchestrator_goes_on_to_the_same_bits(

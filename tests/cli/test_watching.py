@@ -99,6 +99,7 @@ def test_logs_are_written_as_told_and_carry_what_is_bound(
 ) -> None:
     root = logging.getLogger()
     before, level = root.handlers[:], root.level
+    config = structlog.get_config()
     try:
         logs.configure(debug=False, form=form)
         with structlog.contextvars.bound_contextvars(request_id="req_x"):
@@ -108,7 +109,7 @@ def test_logs_are_written_as_told_and_carry_what_is_bound(
     finally:
         root.handlers[:] = before
         root.setLevel(level)
-        structlog.reset_defaults()
+        structlog.configure(**config)
     assert len(lines) == 2
     assert all("req_x" in line for line in lines)
     if form == "json":
