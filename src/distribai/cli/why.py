@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from cyclopts import Parameter
 
@@ -13,6 +13,8 @@ from distribai.cli.watching import repeat
 
 if TYPE_CHECKING:
     from distribai.api.why import Held, JobWhy, NodeWhy, Reason
+
+W = TypeVar("W", "JobWhy", "NodeWhy")
 
 JobRef = Annotated[str, Parameter(help="A job's id, a unique beginning of it, or its name.")]
 NodeRef = Annotated[str, Parameter(help="A node's id, a unique beginning of it, or its name.")]
@@ -32,14 +34,7 @@ def job_why(
     round that waits for others and until when, each queued task with its reason.
     """
     with connect(reach) as client:
-        if watch:
-            repeat(lambda: client.why(ref), job_words, as_json)
-            return
-        found = client.why(ref)
-    if as_json:
-        output.document(found)
-    else:
-        output.data(job_words(found))
+        _tell(lambda: client.why(ref), job_words, watch, as_json)
 
 
 def node_why(
@@ -55,14 +50,17 @@ def node_why(
     For each open job: why nothing of it comes to this node.
     """
     with connect(reach) as client:
-        if watch:
-            repeat(lambda: client.node_why(ref), node_words, as_json)
-            return
-        found = client.node_why(ref)
-    if as_json:
-        output.document(found)
+        _tell(lambda: client.node_why(ref), node_words, watch, as_json)
+
+
+def _tell(ask: Callable[[], W], words: Callable[[W], str], watch: bool, as_json: bool) -> None:
+    """Print what is found, once or again and again."""
+    if watch:
+        repeat(ask, words, as_json)
+    elif as_json:
+        output.document(ask())
     else:
-        output.data(node_words(found))
+        output.data(words(ask()))
 
 
 def job_words(why: JobWhy) -> str:

@@ -241,14 +241,7 @@ async def _take_up_again(
             tx, row.id, node_id, row.attempt, grid.settings.liveness.offline_s
         )
         if again is not None:
-            await events.record(
-                tx,
-                "task.leased",
-                job_id=row.job_id,
-                task_id=row.id,
-                node_id=node_id,
-                data={"phase": row.phase, "round": row.round, "attempt": row.attempt},
-            )
+            await tasks.record_lease(tx, again)
 
 
 async def _sort_out(

@@ -10,6 +10,7 @@ from distribai.core.states import JobState, RoundState, TaskState
 from distribai.core.why import Held, NodeWhy, Reason, cut, misfit, passed_over
 from distribai.errors import Ambiguous, NotFound
 from distribai.orchestrator.context import Grid
+from distribai.orchestrator.jobs import queries
 from distribai.orchestrator.jobs.why import as_free, obstacles_of, probe_of
 from distribai.orchestrator.records import EventRecord
 from distribai.orchestrator.rounds.opening import (
@@ -20,7 +21,6 @@ from distribai.orchestrator.rounds.opening import (
 )
 from distribai.orchestrator.rounds.scheduling import look
 from distribai.orchestrator.rounds.tasks import spec_of
-from distribai.store import outbox
 from distribai.store.engine import AnyRow, Tx
 from distribai.store.statements import jobs, watching, work
 
@@ -66,26 +66,8 @@ async def resolve_node(grid: Grid, ref: str) -> str:
 async def node_events(
     grid: Grid, node_id: str, after: str = "", limit: int = 200
 ) -> tuple[EventRecord, ...]:
-    """State changes of a node, and of tasks while it held them, behind the cursor ``after`` (empty:
-    from the beginning), in commit order.
-
-    Raises:
-        UsageError: ``usage.invalid``: the cursor is not one of ours.
-    """
-    async with grid.db.read() as tx:
-        rows = await outbox.read(tx, outbox.parse_cursor(after), limit, node_id=node_id)
-    return tuple(
-        EventRecord(
-            cursor=outbox.format_cursor(r),
-            at=r.at,
-            kind=r.kind,
-            job_id=r.job_id,
-            task_id=r.task_id,
-            node_id=r.node_id,
-            data=r.data,
-        )
-        for r in rows
-    )
+    """State changes of a node, and of tasks while it held them, as ``queries.list_events``."""
+    return await queries.list_events(grid, None, after, limit, node_id=node_id)
 
 
 async def why_node(grid: Grid, node_id: str) -> NodeWhy:

@@ -215,15 +215,21 @@ async def list_versions(grid: Grid, job_id: str) -> tuple[VersionRecord, ...]:
 
 
 async def list_events(
-    grid: Grid, job_id: str | None, after: str = "", limit: int = 200
+    grid: Grid,
+    job_id: str | None,
+    after: str = "",
+    limit: int = 200,
+    *,
+    node_id: str | None = None,
 ) -> tuple[EventRecord, ...]:
-    """State changes behind the cursor ``after`` (empty: from the beginning), in commit order.
+    """State changes behind the cursor ``after`` (empty: from the beginning), in commit order; of a
+    job, and of a node and its tasks while it held them, where these are given.
 
     Raises:
         UsageError: ``usage.invalid``: the cursor is not one of ours.
     """
     async with grid.db.read() as tx:
-        rows = await outbox.read(tx, outbox.parse_cursor(after), limit, job_id)
+        rows = await outbox.read(tx, outbox.parse_cursor(after), limit, job_id, node_id=node_id)
     return tuple(
         EventRecord(
             cursor=outbox.format_cursor(r),

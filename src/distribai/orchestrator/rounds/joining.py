@@ -8,6 +8,7 @@ got (ADR 0005). A device that has had a task in the round gets no other one.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from distribai.core.paradigms import Member, paradigm
@@ -78,20 +79,20 @@ async def _join(grid: Grid, row: AnyRow) -> bool:
             return False
         spec = tasks.spec_of(job)
         view = await view_round(tx, spec, current, grid.not_before)
-        share = await _share_left(tx, spec, current)
+        speeds = await work.speeds(tx, job.id, row.number - SPEED_ROUNDS)
+        share = _share_left(spec, current, tx.now, speeds.values())
         idle = await _idle(tx, current)
         still_open = view.decision.action == "wait" and view.decision.until is None
         if not (still_open and idle and share >= WORTH_JOINING):
             return False
-        speeds = await work.speeds(tx, job.id, row.number - SPEED_ROUNDS)
         members = [Member(d.node_id, d.index, speeds.get((d.node_id, d.index))) for d in idle]
         full = spec.steps_of_round(row.number)
         rank = max((t.slot for t in view.tasks), default=-1) + 1
         how = paradigm(spec.paradigm)
-        for slot in how.slots(spec, row.number, members, jobs.pool_of(job))[0]:
+        pool = jobs.pool_of(job)
+        for slot in how.slots(spec, row.number, members, pool)[0]:
             steps = max(1, min(slot.steps, round(full * share)))
-            samples, pool = jobs.pool_of(await _fresh(tx, job.id)).take(steps * spec.batch)
-            await jobs.save_pool(tx, job.id, pool)
+            samples, pool = pool.take(steps * spec.batch)
             slot = replace(
                 slot,
                 steps=steps,
@@ -102,6 +103,7 @@ async def _join(grid: Grid, row: AnyRow) -> bool:
             await tasks.add_slot(tx, grid.new_id("task"), job, row.number, row.take, slot)
             record = MemberRecord(slot.node_id, slot.device, slot.steps)
             await work.add_member(tx, current, to_plain(record))
+        await jobs.save_pool(tx, job.id, pool)
         await events.record(
             tx,
             "round.joined",
@@ -111,18 +113,11 @@ async def _join(grid: Grid, row: AnyRow) -> bool:
     return True
 
 
-async def _share_left(tx: Tx, spec: JobSpec, row: AnyRow) -> float:
+def _share_left(spec: JobSpec, row: AnyRow, now: float, speeds: Iterable[float]) -> float:
     """What is left of the round, 0 to 1: all of it as long as no speed is known."""
-    speeds = await work.speeds(tx, row.job_id, row.number - SPEED_ROUNDS)
-    fastest = max(speeds.values(), default=0.0)
+    fastest = max(speeds, default=0.0)
     if not fastest:
         return 1.0
     tokens = spec.steps_of_round(row.number) * spec.batch * spec.seq_len
-    done = float(tx.now - row.opened_at) * fastest / tokens
+    done = float(now - row.opened_at) * fastest / tokens
     return max(0.0, 1.0 - done)
-
-
-async def _fresh(tx: Tx, job_id: str) -> AnyRow:
-    job = await jobs.get(tx, job_id)
-    assert job is not None, "its row is locked"
-    return job

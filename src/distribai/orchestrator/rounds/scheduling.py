@@ -16,7 +16,6 @@ from distribai.core.scheduling import FreeDevice, Match, QueuedTask, match
 from distribai.core.spec import JobSpec
 from distribai.core.states import TASK, JobState, RoundState, TaskState, check
 from distribai.core.tasks import Phase
-from distribai.orchestrator import events
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.rounds import tasks
 from distribai.orchestrator.rounds.decisions import RoundView, view_round
@@ -68,14 +67,7 @@ async def _lease(tx: Tx, found: Match, lease_s: float, deadline_s: float) -> Non
         tx, found.task_id, found.node_id, found.device, lease_s, deadline_s
     )
     if row is not None:
-        await events.record(
-            tx,
-            "task.leased",
-            job_id=row.job_id,
-            task_id=row.id,
-            node_id=found.node_id,
-            data={"phase": row.phase, "round": row.round, "attempt": row.attempt},
-        )
+        await tasks.record_lease(tx, row)
 
 
 async def look(grid: Grid, tx: Tx) -> Picture:

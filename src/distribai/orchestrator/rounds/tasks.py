@@ -234,6 +234,18 @@ async def requeue(
     return TaskState.QUEUED
 
 
+async def record_lease(tx: Tx, task: AnyRow) -> None:
+    """Write the event of a lease that this transaction makes."""
+    await events.record(
+        tx,
+        "task.leased",
+        job_id=task.job_id,
+        task_id=task.id,
+        node_id=task.node_id,
+        data={"phase": task.phase, "round": task.round, "attempt": task.attempt},
+    )
+
+
 def spec_of(job: AnyRow) -> JobSpec:
     """The frozen spec of a job's row."""
     return _read_spec(canonical_json(job.spec))
