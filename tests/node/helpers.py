@@ -207,7 +207,8 @@ class BlobServer:
     """The HTTP side of the blob contract as an ASGI application with faults to order.
 
     ``cut_download`` and ``cut_upload``: bytes after which the next transfers break off, one entry
-    each. ``statuses``: answers to give instead, first come first served.
+    each. ``statuses``: answers to give instead, first come first served; ``after_cut``: the
+    answers from the cut of an upload on.
     """
 
     def __init__(self) -> None:
@@ -216,6 +217,7 @@ class BlobServer:
         self.cut_download: list[int] = []
         self.cut_upload: list[int] = []
         self.statuses: list[int] = []
+        self.after_cut: list[int] = []
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         self.ignore_range = False
         self.lie: dict[str, bytes] = {}
@@ -283,6 +285,7 @@ class BlobServer:
             data.extend(part.get("body", b""))
             if limit is not None and len(data) >= limit:
                 del data[limit:]
+                self.statuses += self.after_cut
                 raise ConnectionAbortedError("ordered")
             if not part.get("more_body"):
                 break

@@ -138,17 +138,16 @@ def _record(hand: object) -> bytes:
 async def test_an_upload_goes_on_at_the_offset_that_the_grid_has(grid: Grid) -> None:
     snapshot = grid.server.put(b"x" * 1_000_000)
     task = assignment(base=WeightsRef(5, "hash5", snapshot, 5))
-    grid.server.cut_upload = [600_000]
+    # Whatever comes after the cut is refused: the node cannot finish before it ends.
+    grid.server.cut_upload, grid.server.after_cut = [600_000], [503] * 100_000
     await grid.up()
     grid.peer.assign(task)
     line = await grid.peer.hear("log")
-    # Whatever comes after the cut is refused: the node cannot finish before it ends.
-    await eventually(lambda: not grid.server.cut_upload)
-    grid.server.statuses = [503] * 100_000
+    await eventually(lambda: grid.server.statuses)
     await grid.stop()
     grid.server.statuses = []
     (stands,) = [len(data) for _, data in grid.server.uploads.values()]
-    assert 0 < stands <= 600_000
+    assert stands == 600_000
     grid.server.requests.clear()
     grid.start()
     await grid.join(keep=[HAND])

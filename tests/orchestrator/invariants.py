@@ -74,7 +74,7 @@ def check_histories(rows: Rows) -> None:
     histories: dict[tuple[str, Any], list[str]] = defaultdict(list)
     for event in rows["outbox"]:
         subject, _, change = event.kind.partition(".")
-        if subject == "round":
+        if subject == "round" and change != "joined":  # a device joined: no change of state
             histories[subject, (event.job_id, event.data["round"])].append(change)
         elif subject == "task":
             state = "queued" if change == "requeued" else change

@@ -16,10 +16,11 @@ again with full jitter; an attempt that moved bytes starts the count anew.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import random
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from weakref import WeakValueDictionary
 
@@ -217,11 +218,10 @@ class BlobClient:
         headers["Upload-Offset"] = str(state.offset)
         headers["Content-Type"] = "application/offset+octet-stream"
         headers["Content-Length"] = str(blob.size - state.offset)
-        answer = await self._http.patch(
-            f"/api/v1/blobs/uploads/{state.id}",
-            content=self._send(path, state.offset, blob.size),
-            headers=headers,
-        )
+        async with contextlib.aclosing(self._send(path, state.offset, blob.size)) as content:
+            answer = await self._http.patch(
+                f"/api/v1/blobs/uploads/{state.id}", content=content, headers=headers
+            )
         if answer.status_code in (409, 404):
             raise _Passing("the upload stands at another offset")
         if answer.status_code == 204:
@@ -232,17 +232,16 @@ class BlobClient:
         if answer.status_code not in (200, 201):
             await self._refuse(answer)
 
-    async def _send(self, path: Path, offset: int, size: int) -> AsyncIterator[bytes]:
+    async def _send(self, path: Path, offset: int, size: int) -> AsyncGenerator[bytes]:
         left = size - offset
-        file = await asyncio.to_thread(path.open, "rb")
-        try:
+        # Opened here and not in a thread: a file that a thread opens for a cancelled upload is
+        # closed by nobody.
+        with path.open("rb") as file:
             file.seek(offset)
             while left and (chunk := await asyncio.to_thread(file.read, min(_CHUNK, left))):
                 left -= len(chunk)
                 self.bytes_up += len(chunk)
                 yield chunk
-        finally:
-            file.close()
 
     # -------------------------------------------------------------- both
 
