@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from distribai.api import answers
-from distribai.client import Client
 from distribai.errors import Unavailable
 from distribai.testing import faults
 from distribai.testing.audit import audit
@@ -35,7 +34,7 @@ from tests.e2e.harness import CLI, GridProcesses, descendants, wait_for
 T = TypeVar("T")
 
 NODES = 3
-ROUNDS = 8
+ROUNDS = 6
 INNER_STEPS = 12
 
 STEP_S = 0.05
@@ -141,7 +140,6 @@ class Storm(GridProcesses):
         """Orchestrator, proxies and nodes; ``options`` are faults of the orchestrator, ``on_node``
         those of the first node."""
         self.start(*options)
-        self.token = self.ready["operator_token"]
         link = joinlink.parse(self.ready["join_link"])
         ports = [int(self.ready[name].rsplit(":", 1)[1]) for name in ("grpc", "http")]
         self.wires = Wires(*ports)
@@ -337,11 +335,10 @@ class Storm(GridProcesses):
 
     def record(self, job: str) -> answers.JobRecord | None:
         """The job, or nothing while the orchestrator does not answer."""
-        with Client(self.ready["url"], self.token) as client:
-            try:
-                return client.job(job)
-            except Unavailable:
-                return None
+        try:
+            return self.look(lambda client: client.job(job))
+        except Unavailable:
+            return None
 
     def _ended(self, job: str) -> answers.JobRecord | None:
         self._look_after_orchestrator()

@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 
 import psutil
 
+from distribai.client import Client
+
 T = TypeVar("T")
 
 CLI = [str(Path(sys.executable).with_name("distribai"))]
@@ -39,7 +41,7 @@ def wait_for(what: str, probe: Callable[[], T | None], cap_s: float = CAP_S) -> 
             return answer
         if time.monotonic() > end:
             raise AssertionError(f"waited {cap_s} s in vain: {what}")
-        time.sleep(0.1)
+        time.sleep(0.2)
 
 
 def descendants(pid: int) -> list[psutil.Process]:
@@ -70,6 +72,7 @@ class GridProcesses:
         self.orchestrator: subprocess.Popen[str] | None = None
         self.nodes: list[subprocess.Popen[str]] = []
         self.ready: dict[str, Any] = {}
+        self.token = ""
         self._seen: set[int] = set()
 
     @property
@@ -96,6 +99,7 @@ class GridProcesses:
             log = (self.root / "orchestrator.log").read_text()
             raise AssertionError(f"the orchestrator did not come up:\n{log}")
         self.ready = json.loads(line)
+        self.token = self.ready["operator_token"] or self.token
         self.env["DISTRIBAI_URL"] = self.ready["url"]
 
     def start_node(
@@ -165,6 +169,12 @@ class GridProcesses:
     def json(self, *arguments: str) -> Any:
         """The JSON document that a command prints."""
         return json.loads(self.cli(*arguments, "--json").stdout)
+
+    def look(self, what: Callable[[Client], T]) -> T:
+        """Ask the orchestrator without starting a process: what waits must not slow down what it
+        waits for."""
+        with Client(self.ready["url"], self.token) as client:
+            return what(client)
 
     def stop(self) -> list[str]:
         """End everything; names of processes that had to be killed."""

@@ -24,9 +24,9 @@ def end_orchestrator(g: GridProcesses, how: signal.Signals) -> None:
 
 def test_a_grid_goes_on_from_any_backup_that_was_made_while_it_trained(tmp_path: Path) -> None:
     with grid(tmp_path, nodes=2) as g:
-        job_id = create(g, "saved", 50)
+        job_id = create(g, "saved", 40)
         saved = {}
-        for version in (1, 2, 3):
+        for version in (1, 3):
             wait_for(f"version {version}", lambda least=version: job(g, job_id)["version"] >= least)
             out = tmp_path / f"backup{version}"
             g.cli("grid", "backup", str(out))
@@ -47,8 +47,8 @@ def test_a_grid_goes_on_from_any_backup_that_was_made_while_it_trained(tmp_path:
             assert g.ready["join_link"] == link
             assert g.ready["operator_token"].startswith("dop_")
             done = completed(g, job_id)
-            assert done["version"] == done["rounds_total"] == 5
-            assert audit(state, job_id) == 5
+            assert done["version"] == done["rounds_total"] == 4
+            assert audit(state, job_id) == 4
             assert [n.poll() for n in g.nodes] == [None, None], "no node was restarted"
 
 
@@ -56,7 +56,7 @@ def test_a_grid_moves_to_another_address_and_its_nodes_follow_with_the_new_link(
     tmp_path: Path,
 ) -> None:
     with grid(tmp_path, nodes=1) as g:
-        job_id = create(g, "moved", 40)
+        job_id = create(g, "moved", 30)
         wait_for("the first version", lambda: job(g, job_id)["version"] >= 1)
         before = [n["id"] for n in g.json("nodes", "list")]
         end_orchestrator(g, signal.SIGTERM)
@@ -74,6 +74,6 @@ def test_a_grid_moves_to_another_address_and_its_nodes_follow_with_the_new_link(
         assert killed.stdout is not None
         killed.stdout.close()
         g.start_node()  # in the state directory of the killed one, with the new link
-        assert completed(g, job_id)["version"] == 4
-        assert audit(state, job_id) == 4
+        assert completed(g, job_id)["version"] == 3
+        assert audit(state, job_id) == 3
         assert [n["id"] for n in g.json("nodes", "list")] == before
