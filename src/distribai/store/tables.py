@@ -61,6 +61,7 @@ jobs = Table(
     Column("priority", String(4), nullable=False),
     Column("created_at", Double, nullable=False),
     Column("created_by", Text, nullable=False),
+    Column("organization_id", ID, nullable=False, default="", server_default=""),
     Column("decided_at", Double),
     Column("started_at", Double),
     Column("ended_at", Double),
