@@ -66,6 +66,9 @@ class OrchestratorSettings:
     max_parameters: int = _help(2_000_000_000, "largest model that a job may ask for")
     max_blob_bytes: int = _help(64 * 2**30, "largest single upload, in bytes")
     merge_threads: int = _help(0, "threads of the merge; 0: all cores")
+    orphans_s: float = _help(
+        172800.0, "a blob that nothing names is deleted after so many seconds; 0: never"
+    )
     liveness: LivenessSettings = LivenessSettings()
 
 

@@ -137,6 +137,17 @@ class TestPutting:
 
 
 class TestReading:
+    async def test_what_is_stored_is_listed_until_it_is_deleted(self, store: BlobStore) -> None:
+        refs = {await store.put_bytes(b"one of them"), await store.put_bytes(b"another")}
+        assert refs <= {b.ref async for b in store.stored()}
+        gone = refs.pop()
+        await store.delete(gone.sha256)
+        await store.delete(gone.sha256)
+        left = {b.ref async for b in store.stored()}
+        assert gone not in left
+        assert refs <= left
+        assert not await store.exists(gone.sha256)
+
     async def test_ranges_are_cut_to_the_blob(self, store: BlobStore) -> None:
         ref = await store.put_bytes(b"0123456789")
         assert await everything(store, ref, 2, 5) == b"234"

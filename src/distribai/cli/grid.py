@@ -144,6 +144,35 @@ def restore(
         output.note(f"lost before the backup: {sha256}")
 
 
+@app.command
+def orphans(*, place: Place | None = None, as_json: output.Json = False) -> None:
+    """Show the blobs that nothing names, and that the orchestrator will delete.
+
+    It looks for them every hour, and takes those that were put longer ago than
+    `orchestrator.orphans_s` says. Versions, accepted work and data are always named.
+    """
+    import asyncio
+
+    settings = (place or Place()).settings().orchestrator()
+    from distribai.orchestrator.retention import find_orphans
+
+    found = asyncio.run(find_orphans(settings))
+    if as_json:
+        output.document(
+            [
+                {"sha256": b.ref.sha256, "size": b.ref.size, "put_at": b.put_at.timestamp()}
+                for b in found
+            ]
+        )
+        return
+    for blob in found:
+        output.data(
+            f"{blob.ref.sha256}  {output.size(blob.ref.size)}  {blob.put_at:%Y-%m-%d %H:%M}"
+        )
+    total = sum(b.ref.size for b in found)
+    output.note(f"{output.plural(len(found), 'blob')} ({output.size(total)}) that nothing names")
+
+
 def _operator_token(settings: Settings) -> dict[str, str]:
     """The token that ``orchestrator start`` left for the commands, if it is this grid's: a restored
     grid tells it at its first start, or nobody could operate it on another machine."""

@@ -1,7 +1,8 @@
 """The orchestrator's standing duties: each repeatable, run on a hint and every tick.
 
-Three loops, so that a long merge holds up no heartbeat: *control* (write what was heard, notice
-silence, open rounds, lease tasks, complete jobs, tell the nodes), *verify* and *merge*. What
+Four loops, so that a long merge holds up no heartbeat: *control* (write what was heard, notice
+silence, open rounds, lease tasks, complete jobs, tell the nodes), *verify*, *merge*, and now and
+then *clean* (delete blobs that nothing names). What
 decides is done under a lease on the duty's row, so that of several replicas one does it, and
 another takes over when that one dies. What concerns this process's own streams needs no lease.
 """
@@ -19,6 +20,7 @@ from distribai.orchestrator.context import Grid
 from distribai.orchestrator.fleet.delivery import deliver
 from distribai.orchestrator.fleet.liveness import flush, sweep
 from distribai.orchestrator.jobs.completion import complete_jobs
+from distribai.orchestrator.retention import collect
 from distribai.orchestrator.rounds.joining import join_rounds
 from distribai.orchestrator.rounds.merging import merge_all
 from distribai.orchestrator.rounds.opening import open_rounds
@@ -33,6 +35,9 @@ LEASE_S = 30.0
 
 RENEW_S = 10.0
 """A lease is prolonged when it was not for this long."""
+
+CLEAN_S = 3600.0
+"""Seconds between two looks for blobs that nothing names."""
 
 STOP_S = 5.0
 """Seconds that duties have to finish what they are at when the process stops."""
@@ -63,11 +68,12 @@ class Duties:
 
     grid: Grid
     _next_grace: float | None = None
+    _cleaned_at: float | None = None
     _stopping: bool = False
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._leases = {n: DutyLease(self.grid, n) for n in ("control", "verify", "merge")}
+        self._leases = {n: DutyLease(self.grid, n) for n in ("control", "verify", "merge", "clean")}
 
     async def control(self) -> bool:
         """One look at everything but submissions and merges; whether anything changed."""
@@ -93,6 +99,16 @@ class Duties:
         changed, self._next_grace = await merge_all(self.grid)
         return changed
 
+    async def clean(self) -> bool:
+        """Delete orphans, if it is time again; whether any were."""
+        now = self.grid.clock()
+        if self._cleaned_at is not None and now - self._cleaned_at < CLEAN_S:
+            return False
+        if not await self._leases["clean"].held():
+            return False
+        self._cleaned_at = now
+        return bool((await collect(self.grid)).blobs)
+
     async def settle(self, rounds: int = 50) -> None:
         """Run all duties in turn until none has anything left to do (for tests and simulations).
 
@@ -110,6 +126,7 @@ class Duties:
             ("control", self.control),
             ("verify", self.verify),
             ("merge", self.merge),
+            ("clean", self.clean),
         ):
             self._tasks.append(asyncio.create_task(self._loop(name, duty), name=f"duty {name}"))
 

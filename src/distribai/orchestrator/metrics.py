@@ -42,7 +42,7 @@ _FINE = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PATCH", "PUT", "DELETE", "OPTIONS"})
 _KINDS = frozenset({"weights", "update", "delta", "data", "other"})
-_DUTIES = ("control", "verify", "merge")
+_DUTIES = ("control", "verify", "merge", "clean")
 _PHASES: tuple[Phase, ...] = ("train", "evaluate", "generate")
 
 

@@ -20,6 +20,8 @@ import shutil
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import obstore
@@ -34,8 +36,19 @@ from distribai.store.uploads import Uploads
 READ_CHUNK = 1 << 20
 """Bytes: what reading, hashing and copying hold in memory at a time."""
 
+FRESH = timedelta(hours=1)
+"""A blob of an object store that was put so lately need not be put again."""
+
 S3_PART = 16 << 20
 """Bytes of one part of a multipart put; S3 takes at most 10,000 parts, so larger blobs use more."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBlob:
+    """A blob as its store lists it; ``put_at`` on the store's own clock."""
+
+    ref: BlobRef
+    put_at: datetime
 
 
 def blob_key(sha256: str) -> str:
@@ -160,9 +173,7 @@ class BlobStore:
         Raises:
             NotFound: there is no such blob.
         """
-        key = blob_key(sha256)
-        with _store_errors("read", sha256):
-            return int((await obstore.head_async(self._store, key))["size"])
+        return (await self.stat(sha256)).ref.size
 
     async def exists(self, sha256: str) -> bool:
         """Whether the blob is there, whole."""
@@ -171,6 +182,40 @@ class BlobStore:
         except NotFound:
             return False
         return True
+
+    async def stat(self, sha256: str) -> StoredBlob:
+        """Size, and when it was put last.
+
+        Raises:
+            NotFound: there is no such blob.
+        """
+        key = blob_key(sha256)
+        with _store_errors("read", sha256):
+            found = await obstore.head_async(self._store, key)
+        return StoredBlob(BlobRef(sha256, int(found["size"])), found["last_modified"])
+
+    async def stored(self) -> AsyncIterator[StoredBlob]:
+        """Every blob that the store holds, in no order.
+
+        Raises:
+            Unavailable: the store fails; there may be more.
+        """
+        with _store_errors("list"):
+            async for batch in obstore.list(self._store, prefix="sha256"):
+                for found in batch:
+                    name = str(found["path"]).rpartition("/")[2]
+                    # A file that is being copied beside its target has another name.
+                    if len(name) == 64 and found["path"] == blob_key(name):
+                        ref = BlobRef(name, int(found["size"]))
+                        yield StoredBlob(ref, found["last_modified"])
+
+    async def delete(self, sha256: str) -> None:
+        """Delete a blob; one that is not there is no error."""
+        try:
+            with _store_errors("delete", sha256):
+                await obstore.delete_async(self._store, blob_key(sha256))
+        except NotFound:
+            return
 
     async def is_whole(self, ref: BlobRef) -> bool:
         """Whether the stored bytes are those that the name says; reads all of them.
@@ -244,12 +289,22 @@ class BlobStore:
             if self._root is not None:
                 await asyncio.to_thread(_promote_local, path, self._root / key, point)
                 return
-            if not await self.exists(ref.sha256):
+            if not await self._is_fresh(ref):
                 part = max(S3_PART, -(-ref.size // 10_000))
                 points.reach(f"{point}.s3.before")
                 await obstore.put_async(self._store, key, path, chunk_size=part)
                 points.reach(f"{point}.s3.after")
             await asyncio.to_thread(path.unlink)
+
+    async def _is_fresh(self, ref: BlobRef) -> bool:
+        """Whether the blob is there and is put again by nobody's wish: an old one is, so that it
+        counts as new from then on (``orchestrator.retention``)."""
+        try:
+            found = await self.stat(ref.sha256)
+        except NotFound:
+            return False
+        age = datetime.now(found.put_at.tzinfo) - found.put_at
+        return found.ref == ref and age < FRESH
 
 
 def check_blob(found: BlobRef, ref: BlobRef, what: str) -> None:

@@ -99,7 +99,7 @@ class Uploads:
                 f"({self._max_bytes} bytes).",
                 "Split the data over several files, or ask the operator for a higher limit.",
             )
-        self.drop_idle(self._now() - IDLE_S)
+        self.drop_idle_now()
         upload_id = make_id("up", self._entropy(RANDOM_BYTES))
         part = self._directory / f"{upload_id}.part"
         try:
@@ -177,6 +177,10 @@ class Uploads:
             return
         for suffix in (".json", ".part"):  # in this order nothing is left that is not found idle
             (self._directory / f"{upload_id}{suffix}").unlink(missing_ok=True)
+
+    def drop_idle_now(self) -> int:
+        """Drop uploads that were left alone for :data:`IDLE_S`. Returns how many."""
+        return self.drop_idle(self._now() - IDLE_S)
 
     def drop_idle(self, before: float) -> int:
         """Drop uploads to which nothing was added since ``before`` (Unix seconds, this machine's

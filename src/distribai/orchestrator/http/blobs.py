@@ -9,6 +9,7 @@ broken connection. Bytes between nodes and this process are counted to the job t
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Response
@@ -16,13 +17,14 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import ClientDisconnect, Request
 
 from distribai.core.spec import BlobRef
-from distribai.errors import DistribAIError
+from distribai.errors import DistribAIError, NotFound
 from distribai.orchestrator import traffic
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.http import problems
 from distribai.orchestrator.http.ranges import blob_response
 from distribai.orchestrator.http.security import Caller, GridOf, open_to_nodes
 from distribai.orchestrator.records import Principal
+from distribai.orchestrator.retention import is_settled
 from distribai.store.blobs import check_blob
 
 DRAIN = 16 << 20
@@ -64,14 +66,15 @@ async def begin_upload(
 ) -> UploadState:
     """200 with ``complete`` when the blob is there already, else 201 and where to send it.
 
-    One that is there, but torn, is sent again."""
+    One that is there, but torn, is sent again, and so is one that would be cleaned away before it
+    is used."""
     ref = BlobRef(body.sha256, body.size)
-    if await grid.blobs.exists(ref.sha256):
-        stored = BlobRef(ref.sha256, await grid.blobs.size(ref.sha256))
-        if stored == ref:
+    with suppress(NotFound):
+        stored = await grid.blobs.stat(ref.sha256)
+        if stored.ref == ref and await is_settled(grid, stored):
             return UploadState(complete=True)
-        if await grid.blobs.is_whole(stored):
-            check_blob(stored, ref, f"blob {ref.sha256[:12]}")
+        if stored.ref != ref and await grid.blobs.is_whole(stored.ref):
+            check_blob(stored.ref, ref, f"blob {ref.sha256[:12]}")
     upload = grid.blobs.uploads.begin(ref)
     response.status_code = 201
     response.headers["Location"] = f"/api/v1/blobs/uploads/{upload.id}"

@@ -119,6 +119,8 @@ async def _insert(
         created_at=tx.now,
     )
     await records.add_blob(tx, first.weights, "weights", job_id)
+    for file in spec.data.files:  # the next job over them need not send them again
+        await records.add_blob(tx, file, "data", job_id)
 
 
 async def _made_before(tx: Tx, key: str, spec: JobSpec) -> str | None:
