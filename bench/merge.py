@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from bench import common
 from distribai.core.tensors import ParameterManifest, TensorSpec
-from distribai.merge.codecs.fp32 import CODEC
+from distribai.merge.codecs import codec
 from distribai.merge.delta import Delta, DeltaHeader
 from distribai.merge.outer import merge_round
 from distribai.merge.packed import Packed
@@ -114,7 +114,10 @@ class Job:
         self.theta, self.momentum, self.update = arrays(), arrays(), arrays()
         hash_ = self.manifest.hash
         self.deltas = [
-            Delta(DeltaHeader("bench", f"t{k}", 1, 0, hash_, "fp32", 1, 1), Packed(CODEC, arrays()))
+            Delta(
+                DeltaHeader("bench", f"t{k}", 1, 0, hash_, "fp32", 1, 1),
+                Packed(codec("fp32"), arrays()),
+            )
             for k in range(count)
         ]
         # As many vectors as a merge moves bytes, so that none is found in a cache from the last

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from distribai.core.tensors import Init, ParameterManifest, TensorSpec
-from distribai.merge.codecs.fp32 import CODEC
+from distribai.merge.codecs import codec
 from distribai.merge.delta import Delta, DeltaHeader, open_delta, write_delta
 from distribai.merge.packed import Packed
 from distribai.merge.version0 import make_version0
@@ -77,7 +77,7 @@ def stored_delta(
 
 
 def memory_delta(manifest: ParameterManifest, arrays: Weights, task: str = "t0") -> Delta:
-    return Delta(header(manifest, task), Packed(CODEC, arrays))
+    return Delta(header(manifest, task), Packed(codec("fp32"), arrays))
 
 
 def deltas_of(manifest: ParameterManifest, base: Weights, seeds: Sequence[int]) -> list[Delta]:

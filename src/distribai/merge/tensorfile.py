@@ -40,6 +40,8 @@ NUMPY_DTYPES: Mapping[str, np.dtype[Any]] = {
     "F32": np.dtype("<f4"),
     "BF16": np.dtype("<u2"),  # numpy has no bf16: its bits travel as uint16
     "I64": np.dtype("<i8"),
+    "I8": np.dtype("i1"),
+    "U8": np.dtype("u1"),
 }
 MAX_HEADER = 16 << 20
 """Largest header accepted, bytes: about 100,000 tensors."""

@@ -1,6 +1,6 @@
 """Codecs: how a float tensor's values travel. One file each, found by scanning this package (A3).
 
-A codec's module offers ``CODEC``, an object that keeps the :class:`Codec` protocol. A tensor
+A codec's module offers ``CODECS``, objects that keep the :class:`Codec` protocol. A tensor
 becomes one or more *parts*: arrays that lie in the file as ``name + suffix``. Which parts, with
 which dtypes and shapes, follows from the tensor's shape alone, so that a file is checked before it
 is decoded.
@@ -43,8 +43,11 @@ class Reader(Protocol):
     ) -> NDArray[np.float32]:
         """Elements ``start <= i < stop`` (C order) in fp32.
 
-        ``start`` is a multiple of :data:`GRAIN`. Either the stored values themselves, read-only,
-        or ``scratch`` (of exactly that size) filled with them.
+        ``start`` is a multiple of :data:`GRAIN`, ``stop`` one too or the tensor's end. Either the
+        stored values themselves, read-only, or ``scratch`` (of exactly that size) filled with them.
+
+        Raises:
+            Integrity: ``tensor.format``: no encoder writes what is stored.
         """
         ...
 
@@ -70,7 +73,7 @@ class Codec(Protocol):
 @cache
 def codecs() -> Mapping[str, Codec]:
     """Every codec by name."""
-    return {module.CODEC.name: module.CODEC for module in modules(__name__)}
+    return {how.name: how for module in modules(__name__) for how in module.CODECS}
 
 
 def codec(name: str) -> Codec:

@@ -35,4 +35,4 @@ class Fp32:
         return read
 
 
-CODEC = Fp32()
+CODECS = (Fp32(),)

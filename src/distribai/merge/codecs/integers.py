@@ -1,0 +1,142 @@
+"""Whole numbers times a step per block: int8, int4 and int2 (A3).
+
+A block is 256 consecutive elements (the last may be shorter). With L = 127, 7 or 1 its step is
+``max |v| / L`` in fp32, 1 where that is 0 or subnormal, and an element is stored as
+``q = rint(v * (1 / step))``, which lies in -L..L; it is read as ``q * step``. The error of an
+element is at most half a step. Several q share a byte, the first one in the lowest bits, as
+``q + L``.
+
+Bits per parameter: 8, 4 or 2, and 32 / 256 for the steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distribai.core.tensors import TensorSpec
+from distribai.errors import Integrity
+from distribai.merge.codecs import Part, Reader
+
+BLOCK = 256
+STEP = ":step"
+
+_PIECE = 256 * BLOCK
+"""Elements at a time, so that what is in between stays in the second-level cache."""
+
+_MAGIC = np.float32(3 << 22)
+"""Added to a small number it leaves the nearest whole number, ties to even, in the low bits of the
+sum: the sum's unit in the last place is 1. It is also what ``rint`` gives, at half its time."""
+
+
+class Integers:
+    """A codec of ``bits`` per element."""
+
+    def __init__(self, bits: int) -> None:
+        self.name = f"int{bits}"
+        self._bits = bits
+        self._largest = (1 << (bits - 1)) - 1
+        self._in_byte = 8 // bits
+
+    def parts(self, spec: TensorSpec) -> tuple[Part, ...]:
+        """The numbers, without suffix, and the blocks' steps."""
+        return (
+            Part("", "U8", (-(-spec.size // self._in_byte),)),
+            Part(STEP, "F32", (-(-spec.size // BLOCK),)),
+        )
+
+    def encode(self, values: NDArray[np.float32]) -> Mapping[str, NDArray[Any]]:
+        """Piece by piece; the tensor's own memory apart nothing grows with it but the result."""
+        size = values.size
+        steps = np.empty(-(-size // BLOCK), np.float32)
+        stored = np.empty(-(-size // self._in_byte), np.uint8)
+        scratch = np.empty((_PIECE // BLOCK, BLOCK), np.float32)
+        for start in range(0, size, _PIECE):
+            piece = values[start : start + _PIECE]
+            blocks = -(-piece.size // BLOCK)
+            if piece.size == blocks * BLOCK:
+                block = piece.reshape(blocks, BLOCK)
+            else:  # the tensor's end: fill up its last block
+                block = np.zeros((blocks, BLOCK), np.float32)
+                block.reshape(-1)[: piece.size] = piece
+            step = _steps(block, self._largest, scratch[:blocks])
+            steps[start // BLOCK : start // BLOCK + blocks] = step
+            codes = self._codes(block, step, scratch[:blocks])[: piece.size]
+            first = start // self._in_byte
+            packed = self._pack(codes)
+            stored[first : first + packed.size] = packed
+        return {"": stored, STEP: steps}
+
+    def _codes(
+        self, block: NDArray[np.float32], step: NDArray[np.float32], scratch: NDArray[np.float32]
+    ) -> NDArray[np.uint8]:
+        """``q + L`` of each element, flat; ``scratch`` of the blocks' shape is overwritten."""
+        np.multiply(block, (1 / step)[:, None], out=scratch)
+        scratch += _MAGIC + np.float32(self._largest)
+        codes = np.empty(scratch.size, np.uint8)
+        # Only the low bits are wanted.
+        np.copyto(codes, scratch.view(np.int32).reshape(-1), casting="unsafe")
+        return codes
+
+    def _pack(self, codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        if self._in_byte == 1:
+            return codes
+        short = -codes.size % self._in_byte
+        rows = np.append(codes, np.zeros(short, np.uint8)) if short else codes
+        rows = rows.reshape(-1, self._in_byte)
+        packed = rows[:, 0].copy()
+        for place in range(1, self._in_byte):
+            packed |= rows[:, place] << np.uint8(place * self._bits)
+        return packed
+
+    def reader(self, spec: TensorSpec, parts: Mapping[str, NDArray[Any]]) -> Reader:
+        """Multiplies numbers by steps; refuses steps that no encoder writes."""
+        stored, steps = parts[""], parts[STEP]
+
+        def read(start: int, stop: int, scratch: NDArray[np.float32], /) -> NDArray[np.float32]:
+            step = steps[start // BLOCK : -(-stop // BLOCK)]
+            if not (np.isfinite(step).all() and (step > 0).all()):
+                raise Integrity("tensor.format", f"{spec.name!r} has steps that are no step.")
+            scratch[...] = self._unpack(stored, start, stop)
+            scratch -= np.float32(self._largest)
+            whole = scratch.size // BLOCK * BLOCK
+            blocks = scratch[:whole].reshape(-1, BLOCK)
+            np.multiply(blocks, step[: len(blocks), None], out=blocks)
+            if whole < scratch.size:
+                scratch[whole:] *= step[-1]
+            return scratch
+
+        return read
+
+    def _unpack(self, stored: NDArray[np.uint8], start: int, stop: int) -> NDArray[np.uint8]:
+        if self._in_byte == 1:
+            return stored[start:stop]
+        packed = stored[start // self._in_byte : -(-stop // self._in_byte)]
+        codes = np.empty((packed.size, self._in_byte), np.uint8)
+        mask = np.uint8((1 << self._bits) - 1)
+        for place in range(self._in_byte):
+            np.bitwise_and(packed >> np.uint8(place * self._bits), mask, out=codes[:, place])
+        return codes.reshape(-1)[: stop - start]
+
+
+def _steps(
+    block: NDArray[np.float32], largest: int, scratch: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """Steps of whole blocks, shape (blocks,); ``scratch`` of the blocks' shape is overwritten."""
+    np.abs(block, out=scratch)
+    width = BLOCK
+    while width > 16:  # halves against halves: several times as fast as numpy's own reduction
+        width //= 2
+        left = scratch[:, :width]
+        np.maximum(left, scratch[:, width : 2 * width], out=left)
+    step: NDArray[np.float32] = scratch[:, :width].max(axis=1) / np.float32(largest)
+    step[step < np.finfo(np.float32).tiny] = 1
+    return step
+
+
+INT8 = Integers(8)
+
+CODECS = (INT8, Integers(4), Integers(2))
