@@ -144,6 +144,7 @@ async def _assign(root: Path, database: str, nodes: int, samples: int) -> dict[s
     invite = joinlink.parse(orchestrator.join_link).invite
     began = time.monotonic()
     crowd: list[_crowd.Attached] = []
+    beating = asyncio.create_task(_beat(crowd))
     for first in range(0, nodes, BATCH):
         crowd += [
             _crowd.Attached(grid, _crowd.VirtualNode(i, invite, arrivals.note))
@@ -162,12 +163,15 @@ async def _assign(root: Path, database: str, nodes: int, samples: int) -> dict[s
     times = sorted(times[WARM_UP:])
     await _until_done(grid, job)
 
-    quiet = await _core_share(crowd, beat=False)
-    beating = await _core_share(crowd, beat=True)
+    beats = await _core_share()
+    beating.cancel()
+    quiet = await _core_share()
+    beating = asyncio.create_task(_beat(crowd))
     slots = min(nodes, ROUND)
     began = time.monotonic()
     await accept_job(grid, await create_job(grid, _spec(slots), None, "bench"), "bench")
     round_s = await arrivals.last_of(slots, after=began) - began
+    beating.cancel()
     for node in crowd:
         await node.leave()
     await orchestrator.stop()
@@ -175,7 +179,7 @@ async def _assign(root: Path, database: str, nodes: int, samples: int) -> dict[s
         "assign_p50_ms": statistics.median(times),
         "assign_p99_ms": times[min(len(times) - 1, round(0.99 * len(times)))],
         "assignments_per_s": slots / round_s,
-        "heartbeat_core_share": beating - quiet,
+        "heartbeat_core_share": beats - quiet,
         "idle_core_share": quiet,
         "joins_per_s": nodes / joined_s,
         "_assign_ms": [round(t, 2) for t in times],
@@ -211,15 +215,20 @@ class _Arrivals:
         return sorted(late)[count - 1]
 
 
-async def _core_share(crowd: Sequence[_crowd.Attached], *, beat: bool) -> float:
-    """CPU seconds a second of this process over :data:`BEATS_S`, nodes' beats spread evenly."""
+async def _beat(crowd: Sequence[_crowd.Attached]) -> None:
+    """Every node sends a heartbeat each :data:`HEARTBEAT_S`, spread evenly."""
+    parts, part = 100, 0
+    while True:
+        for node in crowd[part % parts :: parts]:
+            node.beat()
+        part += 1
+        await asyncio.sleep(HEARTBEAT_S / parts)
+
+
+async def _core_share() -> float:
+    """CPU seconds a second of this process over one interval of heartbeats."""
     began, cpu = time.monotonic(), time.process_time()
-    parts = 100
-    for part in range(parts):
-        if beat:
-            for node in crowd[part::parts]:
-                node.beat()
-        await asyncio.sleep(max(0.0, began + (part + 1) * HEARTBEAT_S / parts - time.monotonic()))
+    await asyncio.sleep(HEARTBEAT_S)
     return (time.process_time() - cpu) / (time.monotonic() - began)
 
 
