@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from pathlib import Path
 
 from distribai.core.spec import BlobRef
 from distribai.orchestrator.retention import collect, find_orphans, is_settled
