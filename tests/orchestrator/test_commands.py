@@ -41,7 +41,7 @@ async def test_the_same_key_and_spec_are_the_same_job(any_world: World) -> None:
     assert await commands.create_job(world.grid, spec, "key", "me") == first
     with pytest.raises(Conflict) as caught:
         await commands.create_job(world.grid, replace(spec, steps=8), "key", "me")
-    assert caught.value.code == "job.idempotency"
+    assert caught.value.code == "http.idempotency"
     assert await commands.create_job(world.grid, spec, None, "me") != first
     assert await rows(world) == 2
 

@@ -1,4 +1,4 @@
-"""State machines of jobs, tasks, rounds and nodes: one transition table each.
+"""State machines of jobs, tasks, rounds, nodes and webhooks: one transition table each.
 
 Nothing else in the product decides whether a state may follow another. :func:`check` is called
 in the transaction that writes the state.
@@ -74,6 +74,21 @@ class Intent(StrEnum):
     DRAIN = "drain"
 
 
+class WebhookState(StrEnum):
+    """Whether a webhook is delivered to."""
+
+    ACTIVE = "active"
+    DISABLED = "disabled"
+
+
+class DeliveryState(StrEnum):
+    """Where one event's delivery to one webhook stands."""
+
+    QUEUED = "queued"
+    DELIVERED = "delivered"
+    FAILED = "failed"
+
+
 S = TypeVar("S", bound=StrEnum)
 
 JOB: Mapping[JobState, frozenset[JobState]] = {
@@ -110,6 +125,17 @@ ROUND: Mapping[RoundState, frozenset[RoundState]] = {
     RoundState.CLOSING: frozenset({RoundState.MERGED, RoundState.ABANDONED}),
     RoundState.MERGED: frozenset(),
     RoundState.ABANDONED: frozenset(),
+}
+
+WEBHOOK: Mapping[WebhookState, frozenset[WebhookState]] = {
+    WebhookState.ACTIVE: frozenset({WebhookState.DISABLED}),
+    WebhookState.DISABLED: frozenset({WebhookState.ACTIVE}),
+}
+
+DELIVERY: Mapping[DeliveryState, frozenset[DeliveryState]] = {
+    DeliveryState.QUEUED: frozenset({DeliveryState.DELIVERED, DeliveryState.FAILED}),
+    DeliveryState.DELIVERED: frozenset(),
+    DeliveryState.FAILED: frozenset(),
 }
 
 
@@ -152,6 +178,16 @@ MEANINGS: Mapping[type[StrEnum], Mapping[str, str]] = {
         "trusted": "It gets work.",
         "quarantined": "It gets no work and moves no bytes until the operator has looked.",
         "banned": "Its key is shut out.",
+    },
+    WebhookState: {
+        "active": "Events go to its address.",
+        "disabled": "Its receiver failed for too long or is gone for good; somebody has to enable "
+        "it again.",
+    },
+    DeliveryState: {
+        "queued": "It waits for its turn, or for the next try.",
+        "delivered": "The receiver has answered 2xx.",
+        "failed": "It was given up, with the reason.",
     },
     Intent: {
         "contribute": "It wants work.",

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from distribai.config import OrchestratorSettings
 from distribai.core.ids import RANDOM_BYTES, Kind, make_id
+from distribai.orchestrator.feed import Tail
 from distribai.orchestrator.fleet.registry import Registry
 from distribai.orchestrator.metrics import Metrics
 from distribai.store.blobs import BlobStore
@@ -52,7 +53,7 @@ class Grid:
 
     ``clock`` is monotonic seconds and decides nothing that is stored; ``entropy(n)`` gives n random
     bytes. ``holder`` names this process in leased rows. ``counted`` are bytes that wait to be
-    written (``orchestrator.traffic``), ``metrics`` this process's figures. ``started_at`` and
+    written (``orchestrator.traffic``), ``tail`` is where readers of events wait, ``metrics`` this process's figures. ``started_at`` and
     ``not_before`` (database time): when this process started, and until when it waits for nodes
     that were at work before.
     """
@@ -65,6 +66,7 @@ class Grid:
     grid_id: str
     fleet: Registry = field(default_factory=Registry)
     wake: Wake = field(default_factory=Wake)
+    tail: Tail = field(default_factory=Tail)
     holder: str = "orchestrator"
     counted: Counted = field(default_factory=dict)
     metrics: Metrics = field(default_factory=Metrics)

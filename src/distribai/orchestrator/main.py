@@ -191,6 +191,7 @@ class Orchestrator:
         task = asyncio.create_task(server.serve(sockets=[listener]), name="http")
 
         async def stop() -> None:
+            self.grid.tail.close()  # streams of events end with a word before they are cut off
             server.should_exit = True
             await task
 

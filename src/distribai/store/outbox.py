@@ -99,20 +99,51 @@ async def append(
 
 
 async def read(
-    tx: Tx, after: Cursor, limit: int, job_id: str | None = None, *, node_id: str | None = None
+    tx: Tx,
+    after: Cursor,
+    limit: int,
+    job_id: str | None = None,
+    *,
+    node_id: str | None = None,
+    kinds: Sequence[str] = (),
 ) -> Sequence[AnyRow]:
-    """Settled events behind ``after``, in commit order, at most ``limit``; of one job or node."""
+    """Settled events behind ``after``, in commit order, at most ``limit``; of one job or node, and
+    of ``kinds`` (``core.webhooks.check_kinds``) where these are given."""
     key = tuple_(outbox.c.epoch, outbox.c.xid, outbox.c.id)
-    query = select(outbox).where(key > tuple_(*map(literal, after)))
-    if tx.dialect == "postgresql":
-        xmin = cast(cast(func.pg_snapshot_xmin(func.pg_current_snapshot()), Text), BigInteger)
-        query = query.where(or_(outbox.c.epoch < _EPOCH, outbox.c.xid < xmin))
+    query = select(outbox).where(key > tuple_(*map(literal, after)), *_settled(tx))
+    if kinds:
+        query = query.where(
+            or_(
+                *(
+                    outbox.c.kind.startswith(k.removesuffix("*"), autoescape=True)
+                    if k.endswith(".*")
+                    else outbox.c.kind == k
+                    for k in kinds
+                )
+            )
+        )
     if job_id is not None:
         query = query.where(outbox.c.job_id == job_id)
     if node_id is not None:
         query = query.where(outbox.c.node_id == node_id)
     query = query.order_by(outbox.c.epoch, outbox.c.xid, outbox.c.id).limit(limit)
     return await tx.all(query)
+
+
+async def end(tx: Tx) -> str:
+    """The cursor behind everything that is settled: what is read from it on comes later."""
+    order = (outbox.c.epoch.desc(), outbox.c.xid.desc(), outbox.c.id.desc())
+    columns = (outbox.c.epoch, outbox.c.xid, outbox.c.id)
+    newest = await tx.first(select(*columns).where(*_settled(tx)).order_by(*order).limit(1))
+    return "" if newest is None else format_cursor(newest)
+
+
+def _settled(tx: Tx) -> tuple[ColumnElement[bool], ...]:
+    """The rows below which no transaction can still be running."""
+    if tx.dialect == "sqlite":
+        return ()
+    xmin = cast(cast(func.pg_snapshot_xmin(func.pg_current_snapshot()), Text), BigInteger)
+    return (or_(outbox.c.epoch < _EPOCH, outbox.c.xid < xmin),)
 
 
 def format_cursor(row: AnyRow) -> str:

@@ -92,10 +92,13 @@ datasets = Table(
 idempotency = Table(
     "idempotency",
     metadata,
+    Column("owner", String(64), primary_key=True),
+    Column("scope", String(16), primary_key=True),
     Column("key", String(255), primary_key=True),
     Column("fingerprint", SHA, nullable=False),
-    Column("job_id", ForeignKey("jobs.id"), nullable=False),
+    Column("object_id", ID, nullable=False),
     Column("created_at", Double, nullable=False),
+    comment="what a caller's idempotency key made; keys of different callers do not meet",
 )
 
 rounds = Table(
@@ -319,4 +322,46 @@ traffic = Table(
     Column("kind", String(16), primary_key=True),
     Column("up", BigInteger, nullable=False),
     Column("down", BigInteger, nullable=False),
+)
+
+webhooks = Table(
+    "webhooks",
+    metadata,
+    Column("id", ID, primary_key=True),
+    Column("url", Text, nullable=False),
+    Column("kinds", JSON, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("reason", Text, nullable=False, default=""),
+    Column("key_id", String(16), nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("created_by", Text, nullable=False),
+    Column("cursor", String(64), nullable=False),
+    Column("failures", Integer, nullable=False, default=0),
+    Column("failing_since", Double),
+    Column("next_at", Double, nullable=False),
+    Column("delivered_at", Double),
+    Index(None, "state"),
+    comment="no secret: that follows from a key file and the id",
+)
+
+deliveries = Table(
+    "deliveries",
+    metadata,
+    Column("id", AUTO, primary_key=True, autoincrement=True),
+    Column("webhook_id", ForeignKey("webhooks.id"), nullable=False),
+    Column("event_id", BigInteger),
+    Column("cursor", String(64), nullable=False, default=""),
+    Column("kind", String(32), nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("attempts", Integer, nullable=False, default=0),
+    Column("status", Integer),
+    Column("reason", Text, nullable=False, default=""),
+    Column("seconds", Double),
+    Column("created_at", Double, nullable=False),
+    Column("attempted_at", Double),
+    Column("ended_at", Double),
+    Index(None, "webhook_id", "state", "id"),
+    Index(None, "webhook_id", "event_id", unique=True),
+    comment="one event to one webhook; without an event: a test",
+    sqlite_autoincrement=True,
 )

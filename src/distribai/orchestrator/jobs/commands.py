@@ -6,7 +6,7 @@ wakes the duties. A command that finds its work done already succeeds.
 
 from __future__ import annotations
 
-from distribai.core.plain import canonical_json, fingerprint, to_plain
+from distribai.core.plain import canonical_json, to_plain
 from distribai.core.plan import parameter_count, validate_spec
 from distribai.core.spec import JobSpec
 from distribai.core.states import JOB, TASK, JobState, RoundState, TaskState, check, is_terminal
@@ -14,6 +14,7 @@ from distribai.core.text import MAX_REASON, clean
 from distribai.errors import Conflict, InvalidSpec, NotFound
 from distribai.orchestrator import events
 from distribai.orchestrator.context import Grid
+from distribai.orchestrator.idempotency import Key, SameKey, key_for, made_before, once, remember
 from distribai.orchestrator.jobs import preparation
 from distribai.orchestrator.rounds import tasks as task_rows
 from distribai.store.engine import AnyRow, Tx
@@ -37,7 +38,7 @@ async def create_job(grid: Grid, spec: JobSpec, idempotency_key: str | None, by:
 
     Raises:
         InvalidSpec, InvalidData, Integrity: the spec, its data or its weights cannot be used.
-        Conflict: ``job.idempotency``: the key was used for another spec.
+        Conflict: ``http.idempotency``: the key was used for another spec.
     """
     validate_spec(spec)
     parameters = parameter_count(spec)
@@ -49,9 +50,10 @@ async def create_job(grid: Grid, spec: JobSpec, idempotency_key: str | None, by:
             "Take a smaller profile, or ask the operator.",
             field="model",
         )
-    if idempotency_key is not None:
+    key = key_for(by, "jobs", idempotency_key, spec)
+    if key is not None:
         async with grid.db.read() as tx:
-            if (made := await _made_before(tx, idempotency_key, spec)) is not None:
+            if (made := await made_before(tx, key)) is not None:
                 return made
     await preparation.check_blobs(grid, spec)
     data = await preparation.prepare_data(grid, spec)
@@ -60,23 +62,15 @@ async def create_job(grid: Grid, spec: JobSpec, idempotency_key: str | None, by:
     try:
         async with grid.db.write() as tx:
             await _insert(tx, job_id, spec, by, parameters, data, first)
-            if idempotency_key is not None and not await statements.add_idempotent(
-                tx, idempotency_key, fingerprint(spec), job_id
-            ):
-                raise _SameKey
+            await remember(tx, key, job_id)
             await events.record(tx, "job.submitted", job_id=job_id, data={"by": by})
-    except _SameKey:
+    except SameKey:
         # The same request came twice at once; the other one was first, and this one is undone.
-        assert idempotency_key is not None
         async with grid.db.read() as tx:
-            made = await _made_before(tx, idempotency_key, spec)
+            made = await made_before(tx, key)
         assert made is not None, "keys are never deleted"
         return made
     return job_id
-
-
-class _SameKey(Exception):
-    """Undoes the transaction that lost a race for an idempotency key."""
 
 
 async def _insert(
@@ -121,23 +115,6 @@ async def _insert(
     await records.add_blob(tx, first.weights, "weights", job_id)
     for file in spec.data.files:  # the next job over them need not send them again
         await records.add_blob(tx, file, "data", job_id)
-
-
-async def _made_before(tx: Tx, key: str, spec: JobSpec) -> str | None:
-    row = await statements.idempotent(tx, key)
-    if row is None:
-        return None
-    if row.fingerprint != fingerprint(spec):
-        raise _key_taken(key)
-    return str(row.job_id)
-
-
-def _key_taken(key: str) -> Conflict:
-    return Conflict(
-        "job.idempotency",
-        f"The idempotency key {key[:60]!r} was used for another spec.",
-        "Take a fresh key for every new job.",
-    )
 
 
 async def accept_job(grid: Grid, job_id: str, by: str) -> None:
@@ -262,12 +239,15 @@ async def request_generation(
     max_tokens: int,
     temperature: float,
     seed: int,
+    key: Key | None = None,
 ) -> str:
-    """Queue a generate task from ``version`` (None: the latest) and return its id.
+    """Queue a generate task from ``version`` (None: the latest) and return its id; with a key that
+    was used for the same request, that one's id.
 
     Raises:
         NotFound: ``job.unknown`` or ``job.no_weights``.
         InvalidSpec: ``spec.invalid``: a figure is out of bounds.
+        Conflict: ``http.idempotency``: the key was used for another request.
     """
     if not 1 <= max_tokens <= MAX_GENERATED_TOKENS or not 0 <= temperature <= 100:
         raise InvalidSpec(
@@ -277,8 +257,8 @@ async def request_generation(
         )
     params = {"prompt": prompt, "max_tokens": max_tokens, "temperature": temperature, "seed": seed}
     canonical_json(params)  # refuses NaN before anything is written
-    task_id = grid.new_id("task")
-    async with grid.db.write() as tx:
+
+    async def make(tx: Tx) -> str:
         job = await _lock(tx, job_id)
         number = job.version if version is None else version
         if await statements.version(tx, job_id, number) is None:
@@ -287,7 +267,11 @@ async def request_generation(
                 f"Job {job_id} has no version {number}; its latest is {job.version}.",
                 "Wait for it, or take an earlier version.",
             )
+        task_id = grid.new_id("task")
         await task_rows.add(tx, task_id, job, number, "generate", params=params)
+        return task_id
+
+    task_id = await once(grid, key, make)
     grid.wake.set()
     return task_id
 

@@ -8,6 +8,7 @@ from typing import Any
 from distribai.core.spec import BlobRef
 from distribai.core.states import TASK, TaskState, is_terminal
 from distribai.errors import Ambiguous, NotFound, UsageError
+from distribai.orchestrator import feed
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.jobs.show import show_job
 from distribai.orchestrator.records import (
@@ -21,7 +22,6 @@ from distribai.orchestrator.records import (
     TaskRecord,
     VersionRecord,
 )
-from distribai.store import outbox
 from distribai.store.engine import AnyRow
 from distribai.store.statements import jobs, records, work
 from distribai.store.values import blob_or_none, ranges_from_json
@@ -33,6 +33,8 @@ __all__ = [
     "list_rounds",
     "list_tasks",
     "list_versions",
+    "page_rounds",
+    "page_versions",
     "resolve_job",
     "show_job",
     "show_task",
@@ -121,8 +123,27 @@ async def list_jobs(
 
 async def list_rounds(grid: Grid, job_id: str) -> tuple[RoundRecord, ...]:
     """All rounds of a job, oldest first; one that was abandoned and opened again comes twice."""
+    return await _rounds(grid, job_id, (-1, -1), None)
+
+
+async def page_rounds(grid: Grid, job_id: str, limit: int, cursor: str = "") -> Page[RoundRecord]:
+    """Rounds of a job, oldest first, page by page.
+
+    Raises:
+        UsageError: ``usage.invalid``: the cursor is not one of ours.
+    """
+    number, _, take = (cursor or "-1~-1").partition("~")
+    after = (-1, -1) if not cursor else (_number(number, int), _number(take, int))
+    found = await _rounds(grid, job_id, after, limit + 1)
+    more = len(found) > limit
+    return Page(found[:limit], f"{found[limit - 1].number}~{found[limit - 1].take}" if more else "")
+
+
+async def _rounds(
+    grid: Grid, job_id: str, after: tuple[int, int], limit: int | None
+) -> tuple[RoundRecord, ...]:
     async with grid.db.read() as tx:
-        rows = await work.rounds_of(tx, job_id)
+        rows = await work.rounds_of(tx, job_id, after, limit)
         accepted = await work.accepted_by_round(tx, job_id)
     return tuple(
         RoundRecord(
@@ -197,8 +218,28 @@ def _loss(outcome: dict[str, Any], running: float | None) -> float | None:
 
 async def list_versions(grid: Grid, job_id: str) -> tuple[VersionRecord, ...]:
     """All versions of a job's weights, from 0."""
+    return await _versions(grid, job_id, -1, None)
+
+
+async def page_versions(
+    grid: Grid, job_id: str, limit: int, cursor: str = ""
+) -> Page[VersionRecord]:
+    """Versions of a job's weights, from 0, page by page.
+
+    Raises:
+        UsageError: ``usage.invalid``: the cursor is not one of ours.
+    """
+    after = _number(cursor, int) if cursor else -1
+    found = await _versions(grid, job_id, after, limit + 1)
+    more = len(found) > limit
+    return Page(found[:limit], str(found[limit - 1].version) if more else "")
+
+
+async def _versions(
+    grid: Grid, job_id: str, after: int, limit: int | None
+) -> tuple[VersionRecord, ...]:
     async with grid.db.read() as tx:
-        rows = await jobs.all_versions(tx, job_id)
+        rows = await jobs.all_versions(tx, job_id, after, limit)
     return tuple(
         VersionRecord(
             version=r.version,
@@ -228,20 +269,7 @@ async def list_events(
     Raises:
         UsageError: ``usage.invalid``: the cursor is not one of ours.
     """
-    async with grid.db.read() as tx:
-        rows = await outbox.read(tx, outbox.parse_cursor(after), limit, job_id, node_id=node_id)
-    return tuple(
-        EventRecord(
-            cursor=outbox.format_cursor(r),
-            at=r.at,
-            kind=r.kind,
-            job_id=r.job_id,
-            task_id=r.task_id,
-            node_id=r.node_id,
-            data=r.data,
-        )
-        for r in rows
-    )
+    return (await feed.read(grid, feed.Wanted(job_id, node_id), after, limit)).items
 
 
 async def list_logs(

@@ -1,4 +1,4 @@
-"""Jobs, their sample pools, versions, prepared data sets and idempotency keys."""
+"""Jobs, their sample pools, versions and prepared data sets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sqlalchemy import and_, func, insert, or_, select, update
 from distribai.core.ranges import SamplePool
 from distribai.core.states import JobState
 from distribai.store.engine import AnyRow, Tx
-from distribai.store.tables import datasets, idempotency, jobs, versions
+from distribai.store.tables import datasets, jobs, versions
 from distribai.store.values import ranges_from_json, ranges_to_json
 
 
@@ -124,11 +124,16 @@ async def version(tx: Tx, job_id: str, number: int) -> AnyRow | None:
     )
 
 
-async def all_versions(tx: Tx, job_id: str) -> Sequence[AnyRow]:
-    """Versions from 0 on, without their manifests."""
+async def all_versions(
+    tx: Tx, job_id: str, after: int = -1, limit: int | None = None
+) -> Sequence[AnyRow]:
+    """Versions from the one behind ``after`` on, without their manifests."""
     columns = [c for c in versions.c if c.name != "manifest"]
     return await tx.all(
-        select(*columns).where(versions.c.job_id == job_id).order_by(versions.c.version)
+        select(*columns)
+        .where(versions.c.job_id == job_id, versions.c.version > after)
+        .order_by(versions.c.version)
+        .limit(limit)
     )
 
 
@@ -160,17 +165,3 @@ async def dataset(tx: Tx, key: str) -> AnyRow | None:
 async def add_dataset(tx: Tx, **values: Any) -> None:
     """Remember a prepared data set; one that is there already is left as it is."""
     await tx.run(tx.insert(datasets).values(**values).on_conflict_do_nothing())
-
-
-async def idempotent(tx: Tx, key: str) -> AnyRow | None:
-    """What was made under an idempotency key."""
-    return await tx.first(select(idempotency).where(idempotency.c.key == key))
-
-
-async def add_idempotent(tx: Tx, key: str, fingerprint: str, job_id: str) -> bool:
-    """Remember a key; False when somebody else has just used it."""
-    statement = tx.insert(idempotency).values(
-        key=key, fingerprint=fingerprint, job_id=job_id, created_at=tx.now
-    )
-    statement = statement.on_conflict_do_nothing()
-    return await tx.scalar(statement.returning(idempotency.c.key)) is not None

@@ -30,11 +30,18 @@ async def add_round(tx: Tx, **values: Any) -> None:
     await tx.run(insert(rounds).values(**values))
 
 
-async def rounds_of(tx: Tx, job_id: str) -> Sequence[AnyRow]:
-    """All rounds of a job, oldest first, without their manifests."""
+async def rounds_of(
+    tx: Tx, job_id: str, after: tuple[int, int] = (-1, -1), limit: int | None = None
+) -> Sequence[AnyRow]:
+    """Rounds of a job behind (number, take), oldest first, without their manifests."""
     columns = [c for c in rounds.c if c.name != "manifest"]
+    number, take = after
+    later = or_(rounds.c.number > number, and_(rounds.c.number == number, rounds.c.take > take))
     return await tx.all(
-        select(*columns).where(rounds.c.job_id == job_id).order_by(rounds.c.number, rounds.c.take)
+        select(*columns)
+        .where(rounds.c.job_id == job_id, later)
+        .order_by(rounds.c.number, rounds.c.take)
+        .limit(limit)
     )
 
 
