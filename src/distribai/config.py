@@ -48,6 +48,16 @@ class LivenessSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class WebhookSettings:
+    """What webhooks may do. Without ``allow_private`` they reach public addresses only, on ports 80
+    and 443; a grid that strangers can talk to should stay like that."""
+
+    allow_private: bool = _help(
+        False, "let webhooks go to private and loopback addresses too, on any port"
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class OrchestratorSettings:
     """One orchestrator process.
 
@@ -70,6 +80,7 @@ class OrchestratorSettings:
         172800.0, "a blob that nothing names is deleted after so many seconds; 0: never"
     )
     liveness: LivenessSettings = LivenessSettings()
+    webhooks: WebhookSettings = WebhookSettings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +122,7 @@ SECTIONS: Mapping[str, type[Any]] = {
     "orchestrator": OrchestratorSettings,
     "node": NodeSettings,
     "liveness": LivenessSettings,
+    "webhooks": WebhookSettings,
     "logs": LogSettings,
 }
 
@@ -232,7 +244,9 @@ class Settings:
         """The settings of one orchestrator process."""
         section = self._section("orchestrator")
         return OrchestratorSettings(
-            **section, liveness=LivenessSettings(**self._section("liveness"))
+            **section,
+            liveness=LivenessSettings(**self._section("liveness")),
+            webhooks=WebhookSettings(**self._section("webhooks")),
         )
 
     def node(self) -> NodeSettings:

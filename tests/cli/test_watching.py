@@ -71,26 +71,22 @@ def test_events_of_a_node_and_of_a_job_are_listed_and_followed_from_a_cursor(
     ]
 
 
-def test_a_watched_feed_asks_on_behind_what_it_has_printed(
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize("flag", ["--watch", "--follow"])
+def test_a_watched_feed_prints_each_event_once(
+    run: Run, rooms: Orchestrator, made: str, monkeypatch: pytest.MonkeyPatch, flag: str
 ) -> None:
-    from distribai.api.answers import EventRecord as Answer
+    printed: list[str] = []
 
-    asked: list[tuple[str, float]] = []
-
-    def ask(after: str, wait: float) -> list[Answer]:
-        asked.append((after, wait))
-        if len(asked) == 3:
+    def first_three(event: EventRecord) -> None:
+        printed.append(event.cursor)
+        if len(printed) == 1:
+            rooms.events.append(EventRecord("2", NOW, "job.queued", made, "", ""))
+        if len(printed) == 2:
             raise KeyboardInterrupt
-        number = str(len(asked))
-        return [Answer(cursor=number, at=NOW, kind="x", job_id="", task_id="", node_id="", data={})]
 
-    with pytest.raises(KeyboardInterrupt):
-        events.stream(ask, "", watch=True, as_json=True)
-    assert [after for after, _ in asked] == ["", "1", "2"]
-    assert all(wait > 0 for _, wait in asked)
-    printed = capsys.readouterr().out.splitlines()
-    assert [json.loads(line)["cursor"] for line in printed] == ["1", "2"]
+    monkeypatch.setattr(events.output, "json_line", first_three)
+    assert run("events", flag, "--json").status == 130
+    assert printed == ["1", "2"]
 
 
 @pytest.mark.parametrize("form", ["json", "console"])

@@ -6,6 +6,7 @@ is on trial.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import os
 import time
@@ -21,6 +22,8 @@ from distribai.core.states import JOB, JobState, check
 from distribai.core.why import Held, JobWhy, NodeWhy, Reason
 from distribai.errors import NotFound, Unauthenticated
 from distribai.orchestrator.context import Grid
+from distribai.orchestrator.feed import Events, Wanted
+from distribai.orchestrator.idempotency import Key
 from distribai.orchestrator.records import (
     ByteTotals,
     DeviceRecord,
@@ -89,17 +92,18 @@ class Orchestrator:
                 "resolve_job",
                 "list_jobs",
                 "show_job",
-                "list_rounds",
+                "page_rounds",
                 "list_tasks",
-                "list_versions",
-                "list_events",
+                "page_versions",
                 "list_logs",
                 "wait_for_task",
                 "weights_blob",
             ],
             "jobs.why": ["why_job"],
-            "fleet.queries": ["list_nodes", "summary"],
-            "fleet.why": ["resolve_node", "why_node", "node_events"],
+            "fleet.queries": ["page_nodes", "summary"],
+            "fleet.why": ["resolve_node", "why_node"],
+            "feed": ["read"],
+            "feed.Tail": ["beyond"],
             "fleet.tokens": ["verify_token"],
             "traffic": ["count"],
         }.items():
@@ -162,6 +166,7 @@ class Orchestrator:
         max_tokens: int,
         temperature: float,
         seed: int,
+        key: Key | None = None,
     ) -> str:
         task_id = grid.new_id("task")
         text = f"{prompt}/{version}/{max_tokens}/{temperature}/{seed}"
@@ -189,27 +194,46 @@ class Orchestrator:
     async def show_job(self, grid: Grid, job_id: str) -> JobRecord:
         return self.jobs[job_id]
 
-    async def list_rounds(self, grid: Grid, job_id: str) -> tuple[RoundRecord, ...]:
+    async def page_rounds(
+        self, grid: Grid, job_id: str, limit: int, cursor: str = ""
+    ) -> Page[RoundRecord]:
         members = (MemberRecord("node_a", 0, 50),)
-        return (RoundRecord(0, 0, "merged", "", NOW, None, NOW + 9, members, 1, 25600),)
+        return Page((RoundRecord(0, 0, "merged", "", NOW, None, NOW + 9, members, 1, 25600),))
 
     async def list_tasks(
         self, grid: Grid, job_id: str, limit: int = 1000, cursor: str = ""
     ) -> Page[TaskRecord]:
         return Page(tuple(t for t in self.tasks.values() if t.job_id == job_id))
 
-    async def list_versions(self, grid: Grid, job_id: str) -> tuple[VersionRecord, ...]:
+    async def page_versions(
+        self, grid: Grid, job_id: str, limit: int, cursor: str = ""
+    ) -> Page[VersionRecord]:
         refs = self.weights.get(job_id, [])
-        return tuple(
-            VersionRecord(n, "ab" * 32, ref, None, n, 10 * n, 5.5 - n, NOW)
-            for n, ref in enumerate(refs)
+        return Page(
+            tuple(
+                VersionRecord(n, "ab" * 32, ref, None, n, 10 * n, 5.5 - n, NOW)
+                for n, ref in enumerate(refs)
+            )
         )
 
-    async def list_events(
-        self, grid: Grid, job_id: str | None, after: str = "", limit: int = 200
-    ) -> tuple[EventRecord, ...]:
-        mine = [e for e in self.events if e.job_id == job_id and int(e.cursor) > int(after or 0)]
-        return tuple(mine[:limit])
+    async def read(self, grid: Grid, wanted: Wanted, after: str, limit: int) -> Events:
+        mine = [
+            e
+            for e in self.events
+            if int(e.cursor) > int(after or 0)
+            and wanted.job_id in (None, e.job_id)
+            and wanted.node_id in (None, e.node_id)
+            and (not wanted.kinds or e.kind in wanted.kinds)
+        ][:limit]
+        return Events(tuple(mine), mine[-1].cursor if mine else after)
+
+    async def beyond(self, grid: Grid, cursor: str, timeout_s: float) -> bool:
+        end = grid.clock() + timeout_s
+        while not grid.tail.closing.is_set() and grid.clock() < end:
+            if any(int(e.cursor) > int(cursor or 0) for e in self.events):
+                return True
+            await asyncio.sleep(0.02)
+        return False
 
     async def why_job(self, grid: Grid, job_id: str) -> JobWhy:
         job = self.jobs[job_id]
@@ -242,12 +266,6 @@ class Orchestrator:
             (reason,),
         )
 
-    async def node_events(
-        self, grid: Grid, node_id: str, after: str = "", limit: int = 200
-    ) -> tuple[EventRecord, ...]:
-        mine = [e for e in self.events if e.node_id == node_id and int(e.cursor) > int(after or 0)]
-        return tuple(mine[:limit])
-
     async def list_logs(
         self, grid: Grid, job_id: str, after: str = "", limit: int = 200
     ) -> tuple[LogRecord, ...]:
@@ -262,8 +280,8 @@ class Orchestrator:
             raise NotFound("job.no_weights", f"There is no version {version}.")
         return number, refs[number]
 
-    async def list_nodes(self, grid: Grid) -> tuple[NodeRecord, ...]:
-        return tuple(self.nodes)
+    async def page_nodes(self, grid: Grid, limit: int, cursor: str = "") -> Page[NodeRecord]:
+        return Page(tuple(self.nodes))
 
     async def summary(self, grid: Grid) -> GridSummary:
         return GridSummary(

@@ -45,6 +45,14 @@ OPERATORS = {
     ("GET", "/api/v1/jobs/{ref}/logs"),
     ("GET", "/api/v1/jobs/{ref}/weights"),
     ("POST", "/api/v1/jobs/{ref}/generate"),
+    ("GET", "/api/v1/events"),
+    ("GET", "/api/v1/webhooks"),
+    ("POST", "/api/v1/webhooks"),
+    ("GET", "/api/v1/webhooks/{webhook_id}"),
+    ("DELETE", "/api/v1/webhooks/{webhook_id}"),
+    ("POST", "/api/v1/webhooks/{webhook_id}/test"),
+    ("POST", "/api/v1/webhooks/{webhook_id}/enable"),
+    ("GET", "/api/v1/webhooks/{webhook_id}/deliveries"),
 }
 REFUSED = (401, 403)
 

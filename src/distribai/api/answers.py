@@ -219,6 +219,14 @@ class EventRecord(Answer):
     data: dict[str, Any]
 
 
+class Feed(Answer):
+    """Some events. Give ``cursor`` back as ``after`` to go on behind them, also when there were
+    none."""
+
+    items: list[EventRecord]
+    cursor: str = ""
+
+
 class LogRecord(Answer):
     """One line that a node or the orchestrator wrote about a job."""
 
@@ -291,3 +299,46 @@ class Generation(Answer):
     version: int
     prompt: str
     text: str
+
+
+class WebhookRecord(Answer):
+    """One webhook. ``kinds`` empty means all events, ``queued`` events wait for it;
+    ``failing_since`` is the first failure after the last success."""
+
+    id: str
+    url: str
+    kinds: list[str]
+    state: str
+    reason: str
+    created_at: float
+    created_by: str
+    cursor: str
+    queued: int
+    failures: int
+    failing_since: float | None
+    next_at: float
+    delivered_at: float | None
+
+
+class WebhookMade(WebhookRecord):
+    """A webhook that was just made, with its secret, which is shown only now."""
+
+    secret: str
+
+
+class DeliveryRecord(Answer):
+    """One event to one webhook, with what the last try gave. ``cursor`` is the event's, empty for a
+    test; ``status`` is the receiver's answer, None when nobody answered."""
+
+    id: str
+    webhook_id: str
+    kind: str
+    cursor: str
+    state: str
+    attempts: int
+    status: int | None
+    reason: str
+    seconds: float | None
+    created_at: float
+    attempted_at: float | None
+    ended_at: float | None

@@ -1,34 +1,42 @@
-"""``distribai job events`` and ``distribai nodes events``: state changes, as they are committed."""
+"""``distribai events``, ``job events``, ``nodes events``: state changes, as they are committed."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from distribai.cli import output
 from distribai.cli.connection import Reach, connect
-from distribai.cli.watching import Patience
 from distribai.cli.why import JobRef, NodeRef
 
 if TYPE_CHECKING:
     from distribai.api.answers import EventRecord
-
-HELD_S = 10.0
-"""Seconds that one question may be held until there is an answer."""
-
-Ask = Callable[[str, float], "list[EventRecord]"]
-"""Events behind a cursor, waiting so many seconds for the first."""
+    from distribai.client import Client
+    from distribai.errors import DistribAIError
 
 After = Annotated[
-    str, Parameter(help="Only what lies behind this cursor, the `cursor` of an earlier event.")
+    str,
+    Parameter(
+        help="Only what lies behind this cursor, the `cursor` of an earlier event; `latest`: only "
+        "what comes from now on."
+    ),
 ]
 Follow = Annotated[
     bool,
-    Parameter(name="--watch", negative="", show_default=False, help="Go on with every new event."),
+    Parameter(
+        name=("--watch", "--follow"),
+        negative="",
+        show_default=False,
+        help="Go on with every new event.",
+    ),
+]
+Kind = Annotated[
+    list[str] | None,
+    Parameter(
+        negative="", help="Only this kind (`job.completed`) or family (`task.*`); repeat it."
+    ),
 ]
 Json = Annotated[
     bool,
@@ -41,10 +49,24 @@ Json = Annotated[
 ]
 
 
+def grid_events(
+    *,
+    kind: Kind = None,
+    after: After = "",
+    watch: Follow = False,
+    as_json: Json = False,
+    reach: Reach | None = None,
+) -> None:
+    """Show everything that changed in the grid, in the order of commit."""
+    with connect(reach) as client:
+        show(client, "", "", kind, after, watch, as_json)
+
+
 def job_events(
     ref: JobRef,
     /,
     *,
+    kind: Kind = None,
     after: After = "",
     watch: Follow = False,
     as_json: Json = False,
@@ -52,14 +74,14 @@ def job_events(
 ) -> None:
     """Show a job's state changes, and those of its rounds and tasks, in the order of commit."""
     with connect(reach) as client:
-        job_id = client.job(ref).id
-        stream(lambda cursor, wait: client.events(job_id, cursor, wait), after, watch, as_json)
+        show(client, client.job(ref).id, "", kind, after, watch, as_json)
 
 
 def node_events(
     ref: NodeRef,
     /,
     *,
+    kind: Kind = None,
     after: After = "",
     watch: Follow = False,
     as_json: Json = False,
@@ -67,30 +89,49 @@ def node_events(
 ) -> None:
     """Show a node's state changes, and those of the tasks that it held, in the order of commit."""
     with connect(reach) as client:
-        stream(lambda cursor, wait: client.node_events(ref, cursor, wait), after, watch, as_json)
+        show(client, "", ref, kind, after, watch, as_json)
 
 
-def stream(ask: Ask, after: str, watch: bool, as_json: bool) -> None:
+def show(
+    client: Client,
+    job: str,
+    node: str,
+    kinds: list[str] | None,
+    after: str,
+    watch: bool,
+    as_json: bool,
+) -> None:
     """Print events behind ``after``; with ``watch`` until interrupted."""
-    patience = Patience()
-    cursor, gathered = after, list["EventRecord"]()
-    while True:
-        found = patience.call(partial(ask, cursor, HELD_S if watch else 0.0))
-        for event in found:
-            if not as_json:
-                output.data(event_line(event))
-            elif watch:
+    if watch:
+        for event in client.follow(
+            job=job, node=node, kinds=kinds or (), after=after, on_trouble=_told
+        ):
+            if as_json:
                 output.json_line(event)
             else:
-                gathered.append(event)
-        sys.stdout.flush()
-        cursor = found[-1].cursor if found else cursor
-        if not found and not watch:
-            break
-    if as_json and not watch:
+                output.data(event_line(event))
+            sys.stdout.flush()
+        return
+    from distribai.client import calls
+
+    cursor, gathered = after, list["EventRecord"]()
+    while found := client.send(calls.events(cursor, job=job, node=node, kinds=kinds or ())).items:
+        cursor = found[-1].cursor
+        if as_json:
+            gathered += found
+        else:
+            output.data("\n".join(map(event_line, found)))
+    if as_json:
         output.document(gathered)
-    elif cursor == after and not watch:
+    elif cursor == after:
         output.note("Nothing has happened behind that cursor." if after else "No event yet.")
+
+
+def _told(problem: DistribAIError | None) -> None:
+    if problem is None:
+        output.note("The orchestrator is back.")
+    else:
+        output.note(f"{problem.message} Trying again ...")
 
 
 def event_line(event: EventRecord) -> str:

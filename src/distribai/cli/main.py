@@ -21,6 +21,7 @@ from distribai.cli import (
     config,
     demo,
     errors,
+    events,
     grid,
     health,
     job,
@@ -30,6 +31,7 @@ from distribai.cli import (
     output,
     submit,
     version,
+    webhook,
     weights,
 )
 from distribai.errors import DistribAIError, UsageError
@@ -49,6 +51,8 @@ app.command(node.app)
 app.command(job.app)
 app.command(nodes.app)
 app.command(grid.app)
+app.command(webhook.app)
+app.command(events.grid_events, name="events")
 app.command(config.app)
 app.command(submit.submit)
 app.command(demo.demo)

@@ -9,9 +9,11 @@ from cyclopts import App
 from distribai.cli import events, output, why
 from distribai.cli.connection import Reach, connect
 from distribai.cli.watching import repeat
+from distribai.core.states import Liveness
 
 if TYPE_CHECKING:
     from distribai.api.answers import DeviceRecord, NodeRecord
+    from distribai.client import Client
 
 app = App(name=("nodes", "fleet"), help="See the grid's machines; `fleet` is the same.")
 app.command(why.node_why, name="why")
@@ -25,15 +27,21 @@ def list_nodes(
     """List the nodes that ever joined, the live ones first."""
     with connect(reach) as client:
         if watch:
-            repeat(client.nodes, render, as_json)
+            repeat(lambda: _all(client), render, as_json)
             return
-        found = client.nodes()
+        found = _all(client)
     if as_json:
         output.document(found)
     elif found:
         output.data(render(found))
     else:
         output.note("No node has joined yet: `distribai node start --join LINK`.")
+
+
+def _all(client: Client) -> list[NodeRecord]:
+    """All nodes, the live ones first."""
+    order = [state.value for state in Liveness]
+    return sorted(client.nodes(), key=lambda node: order.index(node.liveness))
 
 
 def render(nodes: list[NodeRecord]) -> str:

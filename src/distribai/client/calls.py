@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
@@ -30,13 +30,15 @@ class Call(Generic[T]):
     method: str
     path: str
     answer: Any
-    params: Mapping[str, str | int | float] = field(default_factory=dict)
+    params: Mapping[str, Any] = field(default_factory=dict)
     body: Any = None
     headers: Mapping[str, str] = field(default_factory=dict)
     patience: float = 0.0
 
     def read(self, content: bytes) -> T:
-        """The answer's body as its type."""
+        """The answer's body as its type; nothing for a call that answers nothing."""
+        if self.answer is None:
+            return None  # type: ignore[return-value]  # T is None then
         adapter: TypeAdapter[T] = TypeAdapter(self.answer)
         return adapter.validate_json(content)
 
@@ -81,23 +83,14 @@ def health() -> Call[answers.GridSummary]:
     return Call("GET", "/api/v1/health", answers.GridSummary)
 
 
-def nodes() -> Call[answers.Listing[answers.NodeRecord]]:
-    """All nodes."""
-    return Call("GET", "/api/v1/nodes", answers.Listing[answers.NodeRecord])
+def nodes(limit: int = 1000, cursor: str = "") -> Call[answers.Page[answers.NodeRecord]]:
+    """One page of nodes, by id."""
+    return Call("GET", "/api/v1/nodes", answers.Page[answers.NodeRecord], _page(limit, cursor))
 
 
 def node_why(ref: str) -> Call[why_answers.NodeWhy]:
     """What a node holds, and why it gets no more."""
     return Call("GET", node_path(ref, "/why"), why_answers.NodeWhy)
-
-
-def node_events(
-    ref: str, after: str = "", wait: float = 0.0, limit: int = 200
-) -> Call[answers.Listing[answers.EventRecord]]:
-    """State changes of a node behind ``after``; waits for one up to ``wait`` seconds."""
-    params: dict[str, str | int | float] = {"after": after, "wait": wait, "limit": limit}
-    answer = answers.Listing[answers.EventRecord]
-    return Call("GET", node_path(ref, "/events"), answer, params, patience=wait)
 
 
 def plan(spec: JobSpec, nodes: int | None = None) -> Call[answers.PlanAnswer]:
@@ -163,29 +156,53 @@ def resume(ref: str) -> Call[answers.JobId]:
     return Call("POST", job_path(ref, "/resume"), answers.JobId)
 
 
-def rounds(ref: str) -> Call[answers.Listing[answers.RoundRecord]]:
-    """All rounds of a job."""
-    return Call("GET", job_path(ref, "/rounds"), answers.Listing[answers.RoundRecord])
+def rounds(
+    ref: str, limit: int = 1000, cursor: str = ""
+) -> Call[answers.Page[answers.RoundRecord]]:
+    """One page of a job's rounds, oldest first."""
+    answer = answers.Page[answers.RoundRecord]
+    return Call("GET", job_path(ref, "/rounds"), answer, _page(limit, cursor))
 
 
 def tasks(ref: str, limit: int = 200, cursor: str = "") -> Call[answers.Page[answers.TaskRecord]]:
     """One page of a job's tasks, oldest first."""
-    params: dict[str, str | int | float] = {"limit": limit, "cursor": cursor}
-    return Call("GET", job_path(ref, "/tasks"), answers.Page[answers.TaskRecord], params)
+    answer = answers.Page[answers.TaskRecord]
+    return Call("GET", job_path(ref, "/tasks"), answer, _page(limit, cursor))
 
 
-def versions(ref: str) -> Call[answers.Listing[answers.VersionRecord]]:
-    """All versions of a job's weights."""
-    return Call("GET", job_path(ref, "/versions"), answers.Listing[answers.VersionRecord])
+def _page(limit: int, cursor: str) -> dict[str, Any]:
+    return {"limit": limit, "cursor": cursor}
+
+
+def versions(
+    ref: str, limit: int = 1000, cursor: str = ""
+) -> Call[answers.Page[answers.VersionRecord]]:
+    """One page of the versions of a job's weights, from 0."""
+    answer = answers.Page[answers.VersionRecord]
+    return Call("GET", job_path(ref, "/versions"), answer, _page(limit, cursor))
 
 
 def events(
-    ref: str, after: str = "", wait: float = 0.0, limit: int = 200
-) -> Call[answers.Listing[answers.EventRecord]]:
-    """State changes behind ``after``; waits for one up to ``wait`` seconds."""
-    params: dict[str, str | int | float] = {"after": after, "wait": wait, "limit": limit}
-    answer = answers.Listing[answers.EventRecord]
-    return Call("GET", job_path(ref, "/events"), answer, params, patience=wait)
+    after: str = "",
+    *,
+    job: str = "",
+    node: str = "",
+    kinds: Sequence[str] = (),
+    limit: int = 200,
+) -> Call[answers.Feed]:
+    """Events behind ``after``: of the grid, of a job, or of a node and its tasks."""
+    path, params = feed(job, node, kinds)
+    return Call("GET", path, answers.Feed, {**params, "after": after, "limit": limit})
+
+
+def feed(job: str, node: str, kinds: Sequence[str]) -> tuple[str, dict[str, Any]]:
+    """Address and filter of a feed of events."""
+    params: dict[str, Any] = {"kind": list(kinds)} if kinds else {}
+    if job and node:
+        return "/api/v1/events", {**params, "job": job, "node": node}
+    if job:
+        return job_path(job, "/events"), params
+    return (node_path(node, "/events") if node else "/api/v1/events"), params
 
 
 def logs(
@@ -206,8 +223,9 @@ def generate(
     temperature: float = 0.8,
     seed: int = 0,
     timeout: float = 120.0,
+    idempotency_key: str = "",
 ) -> Call[answers.Generation]:
-    """A sample from a version.
+    """A sample from a version. With a key the same request again waits for the same sample.
 
     Raises:
         UsageError: ``usage.invalid``: the temperature is no finite number, which JSON cannot say.
@@ -228,4 +246,67 @@ def generate(
         "timeout": timeout,
     }
     path = job_path(ref, "/generate")
-    return Call("POST", path, answers.Generation, body=body, patience=timeout)
+    headers = _key(idempotency_key)
+    return Call("POST", path, answers.Generation, body=body, headers=headers, patience=timeout)
+
+
+def _key(idempotency_key: str) -> dict[str, str]:
+    return {"Idempotency-Key": idempotency_key} if idempotency_key else {}
+
+
+def create_webhook(
+    url: str, kinds: Sequence[str], idempotency_key: str
+) -> Call[answers.WebhookMade]:
+    """Make a webhook."""
+    body = {"url": url, "kinds": list(kinds)}
+    headers = _key(idempotency_key)
+    return Call("POST", "/api/v1/webhooks", answers.WebhookMade, body=body, headers=headers)
+
+
+def webhooks(limit: int = 100, cursor: str = "") -> Call[answers.Page[answers.WebhookRecord]]:
+    """One page of webhooks."""
+    answer = answers.Page[answers.WebhookRecord]
+    return Call("GET", "/api/v1/webhooks", answer, _page(limit, cursor))
+
+
+def webhook(webhook_id: str) -> Call[answers.WebhookRecord]:
+    """One webhook."""
+    return Call("GET", webhook_path(webhook_id), answers.WebhookRecord)
+
+
+def delete_webhook(webhook_id: str) -> Call[None]:
+    """Delete a webhook."""
+    return Call("DELETE", webhook_path(webhook_id), None)
+
+
+def test_webhook(webhook_id: str) -> Call[answers.DeliveryRecord]:
+    """Send a test."""
+    return Call("POST", webhook_path(webhook_id, "/test"), answers.DeliveryRecord)
+
+
+def enable_webhook(webhook_id: str) -> Call[answers.WebhookRecord]:
+    """Deliver again, from now on."""
+    return Call("POST", webhook_path(webhook_id, "/enable"), answers.WebhookRecord)
+
+
+def deliveries(
+    webhook_id: str, limit: int = 100, cursor: str = ""
+) -> Call[answers.Page[answers.DeliveryRecord]]:
+    """One page of the log of a webhook's deliveries, newest first."""
+    answer = answers.Page[answers.DeliveryRecord]
+    return Call("GET", webhook_path(webhook_id, "/deliveries"), answer, _page(limit, cursor))
+
+
+def webhook_path(webhook_id: str, tail: str = "") -> str:
+    """A webhook's address.
+
+    Raises:
+        NotFound: the id cannot stand in an address.
+    """
+    if webhook_id in ("", ".", "..") or "/" in webhook_id:
+        raise NotFound(
+            "webhook.unknown",
+            f"{webhook_id!r} cannot name a webhook.",
+            "`distribai webhook list` shows their ids.",
+        )
+    return f"/api/v1/webhooks/{quote(webhook_id, safe='')}{tail}"

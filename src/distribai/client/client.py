@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
+import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -17,9 +19,10 @@ from distribai.api import answers
 from distribai.api import why as why_answers
 from distribai.client import calls, problems
 from distribai.client.calls import Call
+from distribai.client.following import Follower
 from distribai.client.transfer import Transfer
 from distribai.core.spec import BlobRef, JobSpec
-from distribai.errors import ProtocolMismatch, UsageError
+from distribai.errors import DistribAIError, ProtocolMismatch, UsageError
 
 T = TypeVar("T")
 
@@ -28,9 +31,6 @@ TIMEOUT_S = 30.0
 
 CONNECT_S = 5.0
 """What a connection may take."""
-
-LONG_POLL_S = 20.0
-"""How long one request of a follower waits; below what proxies cut off."""
 
 
 class Client:
@@ -80,19 +80,12 @@ class Client:
         return self.send(calls.health())
 
     def nodes(self) -> list[answers.NodeRecord]:
-        """All nodes that ever joined."""
-        return self.send(calls.nodes()).items
+        """All nodes that ever joined, by id."""
+        return list(self._pages(lambda cursor: calls.nodes(cursor=cursor)))
 
     def node_why(self, ref: str) -> why_answers.NodeWhy:
         """What a node (id, unique prefix or name) holds, and why it gets no more."""
         return self.send(calls.node_why(ref))
-
-    def node_events(
-        self, ref: str, after: str = "", wait: float = 0.0
-    ) -> list[answers.EventRecord]:
-        """Some state changes of a node behind ``after``; empty when there was none within
-        ``wait``."""
-        return self.send(calls.node_events(ref, after, wait)).items
 
     def plan(self, spec: JobSpec) -> answers.PlanAnswer:
         """What the job would take; nothing is created."""
@@ -136,7 +129,7 @@ class Client:
 
     def rounds(self, ref: str) -> list[answers.RoundRecord]:
         """All rounds."""
-        return self.send(calls.rounds(ref)).items
+        return list(self._pages(lambda cursor: calls.rounds(ref, cursor=cursor)))
 
     def tasks(self, ref: str) -> Iterator[answers.TaskRecord]:
         """All tasks, oldest first, page by page."""
@@ -144,11 +137,58 @@ class Client:
 
     def versions(self, ref: str) -> list[answers.VersionRecord]:
         """All versions."""
-        return self.send(calls.versions(ref)).items
+        return list(self._pages(lambda cursor: calls.versions(ref, cursor=cursor)))
 
-    def events(self, ref: str, after: str = "", wait: float = 0.0) -> list[answers.EventRecord]:
-        """Some state changes behind ``after``; empty when there was none within ``wait``."""
-        return self.send(calls.events(ref, after, wait)).items
+    def events(self, ref: str, after: str = "") -> list[answers.EventRecord]:
+        """Some events of a job behind ``after``, at most 200; of the grid or a node, and with other
+        filters: ``send(calls.events(...))``."""
+        return self.send(calls.events(after, job=ref)).items
+
+    def follow(
+        self,
+        *,
+        job: str = "",
+        node: str = "",
+        kinds: Sequence[str] = (),
+        after: str = "",
+        on_trouble: Callable[[DistribAIError | None], None] = lambda _: None,
+        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> Iterator[answers.EventRecord]:
+        """Every event of the grid, of a job, or of a node and its tasks, from behind ``after`` on
+        (``latest``: from now on), without end.
+
+        A stream that breaks is taken up where it broke: no event is lost, none comes twice.
+        ``on_trouble`` is told what broke, and None when events flow again.
+
+        Raises:
+            Unavailable: the grid has not answered for two minutes.
+            DistribAIError: it refuses.
+        """
+        follower = Follower.of(job, node, kinds, after)
+        trouble = False
+        while True:
+            try:
+                with self._http.stream(**follower.request()) as response:
+                    if not response.is_success:
+                        response.read()
+                        raise problems.error_of(response)
+                    follower.opened(response)
+                    for chunk in response.iter_raw():
+                        if trouble:
+                            on_trouble(None)
+                        trouble = False
+                        yield from follower.events(chunk)
+                problem: DistribAIError = problems.cut_off(self.url)
+            except httpx.HTTPError as broken:
+                problem = problems.unreachable(self.url, broken)
+            except DistribAIError as refused:
+                problem = refused
+            pause = follower.failed(problem, clock())
+            if not trouble:
+                on_trouble(problem)
+            trouble = True
+            sleep(pause)
 
     def logs(self, ref: str, after: str = "", wait: float = 0.0) -> list[answers.LogRecord]:
         """Some log lines behind ``after``; empty when there was none within ``wait``."""
@@ -157,6 +197,38 @@ class Client:
     def generate(self, ref: str, prompt: str, **how: Any) -> answers.Generation:
         """A sample from a version; ``how`` as in :func:`distribai.client.calls.generate`."""
         return self.send(calls.generate(ref, prompt, **how))
+
+    def create_webhook(
+        self, url: str, kinds: Sequence[str] = (), idempotency_key: str = ""
+    ) -> answers.WebhookMade:
+        """Let events (all, or those of ``kinds``) be posted to an address from now on. The answer
+        has the secret that signs them."""
+        key = idempotency_key or uuid.uuid4().hex
+        return self.send(calls.create_webhook(url, kinds, key))
+
+    def webhooks(self) -> Iterator[answers.WebhookRecord]:
+        """All webhooks, page by page."""
+        return self._pages(lambda cursor: calls.webhooks(cursor=cursor))
+
+    def webhook(self, webhook_id: str) -> answers.WebhookRecord:
+        """One webhook."""
+        return self.send(calls.webhook(webhook_id))
+
+    def delete_webhook(self, webhook_id: str) -> None:
+        """Delete a webhook with its log."""
+        self.send(calls.delete_webhook(webhook_id))
+
+    def test_webhook(self, webhook_id: str) -> answers.DeliveryRecord:
+        """Send one test now, and tell what the receiver answered."""
+        return self.send(calls.test_webhook(webhook_id))
+
+    def enable_webhook(self, webhook_id: str) -> answers.WebhookRecord:
+        """Deliver again, from now on."""
+        return self.send(calls.enable_webhook(webhook_id))
+
+    def deliveries(self, webhook_id: str) -> Iterator[answers.DeliveryRecord]:
+        """The log of a webhook's deliveries, newest first, page by page."""
+        return self._pages(lambda cursor: calls.deliveries(webhook_id, cursor=cursor))
 
     def upload(self, path: Path, progress: Callable[[int, int], None] | None = None) -> BlobRef:
         """Upload a file by its hash, unless the grid has it already; see ``Transfer.upload``."""
@@ -216,6 +288,55 @@ class AsyncClient:
         except httpx.HTTPError as problem:
             raise problems.unreachable(self.url, problem) from problem
         return _read(call, response)
+
+    async def pages(self, call: Callable[[str], Call[answers.Page[T]]]) -> AsyncIterator[T]:
+        """Every entry of a list, page by page: ``pages(lambda c: calls.jobs(cursor=c))``."""
+        cursor = ""
+        while True:
+            page = await self.send(call(cursor))
+            for item in page.items:
+                yield item
+            cursor = page.next_cursor
+            if not cursor:
+                return
+
+    async def follow(
+        self,
+        *,
+        job: str = "",
+        node: str = "",
+        kinds: Sequence[str] = (),
+        after: str = "",
+        on_trouble: Callable[[DistribAIError | None], None] = lambda _: None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> AsyncIterator[answers.EventRecord]:
+        """As :meth:`Client.follow`. Close the iterator, or let its task be cancelled, to stop."""
+        follower = Follower.of(job, node, kinds, after)
+        trouble = False
+        while True:
+            try:
+                async with self._http.stream(**follower.request()) as response:
+                    if not response.is_success:
+                        await response.aread()
+                        raise problems.error_of(response)
+                    follower.opened(response)
+                    async for chunk in response.aiter_raw():
+                        if trouble:
+                            on_trouble(None)
+                        trouble = False
+                        for event in follower.events(chunk):
+                            yield event
+                problem: DistribAIError = problems.cut_off(self.url)
+            except httpx.HTTPError as broken:
+                problem = problems.unreachable(self.url, broken)
+            except DistribAIError as refused:
+                problem = refused
+            pause = follower.failed(problem, clock())
+            if not trouble:
+                on_trouble(problem)
+            trouble = True
+            await sleep(pause)
 
 
 def _options(url: str, token: str) -> dict[str, Any]:

@@ -88,3 +88,8 @@ def unreachable(url: str, problem: httpx.HTTPError) -> Unavailable:
         f"The orchestrator at {url} cannot be reached: {why}.",
         "Start one (`distribai orchestrator start`), or name yours: DISTRIBAI_URL or --url.",
     )
+
+
+def cut_off(url: str) -> Unavailable:
+    """A stream ended without a word."""
+    return Unavailable("grid.unreachable", f"The orchestrator at {url} has ended the stream.")

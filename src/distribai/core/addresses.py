@@ -43,7 +43,7 @@ _URL = re.compile(r"(https?)://([^/?]+)(.*)", re.IGNORECASE)
 _AUTHORITY = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([A-Za-z0-9.-]+))(?::([0-9]{1,5}))?")
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*")
 _PATH = re.compile(r"[!-~]*")
-_FORBIDDEN = frozenset("\\\"<>^`{|}#")
+_FORBIDDEN = frozenset('\\"<>^`{|}#')
 
 _NAT64 = IPv6Network("64:ff9b::/96")
 _SIX_TO_FOUR = IPv6Network("2002::/16")
@@ -52,9 +52,7 @@ _NOT_PUBLIC_4: Final = tuple(
     IPv4Network(n)
     for n in ("192.0.0.0/24", "192.88.99.0/24", "198.18.0.0/15", "224.0.0.0/4", "240.0.0.0/4")
 )
-_NOT_PUBLIC_6: Final = tuple(
-    IPv6Network(n) for n in ("2001::/23", "2001:db8::/32", "3fff::/20")
-)
+_NOT_PUBLIC_6: Final = tuple(IPv6Network(n) for n in ("2001::/23", "2001:db8::/32", "3fff::/20"))
 _LAN: Final = tuple(
     ip_network(n)
     for n in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "127.0.0.0/8", "fc00::/7", "::1/128")

@@ -52,10 +52,10 @@ class Grid:
     """One orchestrator process's view of its grid.
 
     ``clock`` is monotonic seconds and decides nothing that is stored; ``entropy(n)`` gives n random
-    bytes. ``holder`` names this process in leased rows. ``counted`` are bytes that wait to be
-    written (``orchestrator.traffic``), ``tail`` is where readers of events wait, ``metrics`` this process's figures. ``started_at`` and
-    ``not_before`` (database time): when this process started, and until when it waits for nodes
-    that were at work before.
+    bytes. ``holder`` names this process in leased rows. ``tail`` is where readers of events wait.
+    ``counted`` are bytes that wait to be written (``orchestrator.traffic``), ``metrics`` this
+    process's figures. ``started_at`` and ``not_before`` (database time): when this process started,
+    and until when it waits for nodes that were at work before.
     """
 
     db: Database

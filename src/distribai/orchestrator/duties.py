@@ -1,8 +1,8 @@
 """The orchestrator's standing duties: each repeatable, run on a hint and every tick.
 
-Four loops, so that a long merge holds up no heartbeat: *control* (write what was heard, notice
-silence, open rounds, lease tasks, complete jobs, tell the nodes), *verify*, *merge*, and now and
-then *clean* (delete blobs that nothing names). What
+Five loops, so that a long merge or a slow receiver holds up no heartbeat: *control* (write what was
+heard, notice silence, open rounds, lease tasks, complete jobs, tell the nodes), *verify*, *merge*,
+*webhooks* (send events out), and now and then *clean* (delete blobs that nothing names). What
 decides is done under a lease on the duty's row, so that of several replicas one does it, and
 another takes over when that one dies. What concerns this process's own streams needs no lease.
 """
@@ -26,6 +26,7 @@ from distribai.orchestrator.rounds.merging import merge_all
 from distribai.orchestrator.rounds.opening import open_rounds
 from distribai.orchestrator.rounds.scheduling import schedule
 from distribai.orchestrator.rounds.verifying import verify_all
+from distribai.orchestrator.webhooks.duties import Deliverer
 from distribai.store import leases
 
 log = structlog.get_logger(__name__)
@@ -74,6 +75,7 @@ class Duties:
 
     def __post_init__(self) -> None:
         self._leases = {n: DutyLease(self.grid, n) for n in ("control", "verify", "merge", "clean")}
+        self._deliverer = Deliverer(self.grid)
 
     async def control(self) -> bool:
         """One look at everything but submissions and merges; whether anything changed."""
@@ -109,8 +111,17 @@ class Duties:
         self._cleaned_at = now
         return bool((await collect(self.grid)).blobs)
 
+    async def webhooks(self) -> bool:
+        """Deliver events to webhooks; whether anything was sent."""
+        name = await self._deliverer.duty()
+        if not name:
+            return False
+        lease = self._leases.setdefault(name, DutyLease(self.grid, name))
+        return await lease.held() and await self._deliverer.look()
+
     async def settle(self, rounds: int = 50) -> None:
-        """Run all duties in turn until none has anything left to do (for tests and simulations).
+        """Run the grid's own duties in turn until none has anything left to do (for tests and
+        simulations); what leaves the grid is left alone.
 
         Raises:
             RuntimeError: they still have after ``rounds`` turns: two duties undo each other.
@@ -127,6 +138,7 @@ class Duties:
             ("verify", self.verify),
             ("merge", self.merge),
             ("clean", self.clean),
+            ("webhooks", self.webhooks),
         ):
             self._tasks.append(asyncio.create_task(self._loop(name, duty), name=f"duty {name}"))
 

@@ -69,6 +69,14 @@ async def remember(tx: Tx, key: Key | None, object_id: str) -> None:
         raise SameKey
 
 
+async def stand_for(tx: Tx, key: Key, object_id: str, before: str | None) -> bool:
+    """Let the key stand for ``object_id`` in place of ``before``, which is gone (None: for the
+    first time); False when somebody else was faster."""
+    if before is None:
+        return await statements.add(tx, key.owner, key.scope, key.key, key.fingerprint, object_id)
+    return await statements.replace(tx, key.owner, key.scope, key.key, before, object_id)
+
+
 async def once(grid: Grid, key: Key | None, make: Callable[[Tx], Awaitable[str]]) -> str:
     """The id of what ``make`` makes in one transaction, or has made before under this key.
 

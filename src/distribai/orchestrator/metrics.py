@@ -42,7 +42,7 @@ _FINE = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PATCH", "PUT", "DELETE", "OPTIONS"})
 _KINDS = frozenset({"weights", "update", "delta", "data", "other"})
-_DUTIES = ("control", "verify", "merge", "clean")
+_DUTIES = ("control", "verify", "merge", "clean", "webhooks")
 _PHASES: tuple[Phase, ...] = ("train", "evaluate", "generate")
 
 
@@ -104,6 +104,14 @@ class Metrics:
         )
         self._streams = Gauge(
             "distribai_streams", "Streams of nodes that are open here.", registry=registry
+        )
+        self._readers = Gauge(
+            "distribai_event_streams", "Streams of events that are open here.", registry=registry
+        )
+        self._slow = Counter(
+            "distribai_event_streams_slow",
+            "Streams of events that were ended because nobody read them.",
+            registry=registry,
         )
         self._sessions = Gauge(
             "distribai_sessions",
@@ -169,6 +177,10 @@ class Metrics:
         self._requests.labels(method, route, str(status)).inc()
         self._request_seconds.labels(method, route).observe(seconds)
 
+    def slow_reader(self) -> None:
+        """A stream of events was ended because nobody read it."""
+        self._slow.inc()
+
     async def page(self, grid: Grid) -> bytes:
         """The page that a scraper reads.
 
@@ -176,6 +188,7 @@ class Metrics:
             Unavailable: ``grid.database``.
         """
         self._streams.set(sum(s.stream is not None for s in grid.fleet))
+        self._readers.set(grid.tail.readers)
         self._sessions.set(len(grid.fleet.sessions))
         self._uploads.set(grid.blobs.uploads.begun)
         async with self._reading:

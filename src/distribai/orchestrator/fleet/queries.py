@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from distribai import __version__
 from distribai.core.states import Liveness, TaskState
 from distribai.errors import Unavailable
 from distribai.orchestrator.context import Grid
-from distribai.orchestrator.records import DeviceRecord, GridSummary, NodeRecord
-from distribai.store.statements import fleet, jobs, work
+from distribai.orchestrator.records import DeviceRecord, GridSummary, NodeRecord, Page
+from distribai.orchestrator.webhooks.duties import stranded
+from distribai.store.engine import AnyRow
+from distribai.store.statements import fleet, jobs, watching, work
 
 LIVELINESS = [Liveness.ONLINE.value, Liveness.DEGRADED.value, Liveness.OFFLINE.value]
 
@@ -17,6 +21,20 @@ async def list_nodes(grid: Grid) -> tuple[NodeRecord, ...]:
     async with grid.db.read() as tx:
         rows = await fleet.all_nodes(tx)
         leased = await work.tasks_in(tx, (TaskState.LEASED,))
+    return _records(sorted(rows, key=lambda r: LIVELINESS.index(r.liveness)), leased)
+
+
+async def page_nodes(grid: Grid, limit: int, cursor: str = "") -> Page[NodeRecord]:
+    """Nodes by id, page by page: an order that does not change while somebody turns the pages."""
+    async with grid.db.read() as tx:
+        after = cursor if cursor.isprintable() else ""
+        rows = await watching.nodes_page(tx, after, limit + 1)
+        leased = await watching.leased_to(tx, [r.id for r in rows])
+    more = len(rows) > limit
+    return Page(_records(rows[:limit], leased), rows[limit - 1].id if more else "")
+
+
+def _records(rows: Sequence[AnyRow], leased: Sequence[AnyRow]) -> tuple[NodeRecord, ...]:
     held: dict[str, list[str]] = {}
     for task in leased:
         held.setdefault(task.node_id, []).append(task.id)
@@ -35,7 +53,7 @@ async def list_nodes(grid: Grid) -> tuple[NodeRecord, ...]:
             bytes_up=r.bytes_up,
             bytes_down=r.bytes_down,
         )
-        for r in sorted(rows, key=lambda r: LIVELINESS.index(r.liveness))
+        for r in rows
     )
 
 
@@ -82,4 +100,6 @@ async def _problems(
         await grid.blobs.exists("0" * 64)
     except Unavailable as problem:
         found.append(problem.message)
+    if away := await stranded(grid):
+        found.append(away)
     return tuple(found)

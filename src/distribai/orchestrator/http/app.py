@@ -8,17 +8,29 @@ from fastapi import Depends, FastAPI
 
 from distribai import __version__
 from distribai.orchestrator.context import Grid
-from distribai.orchestrator.http import blobs, fleet, health, jobs, metrics, problems, weights, why
+from distribai.orchestrator.http import (
+    blobs,
+    events,
+    fleet,
+    health,
+    jobs,
+    metrics,
+    problems,
+    webhooks,
+    weights,
+    why,
+)
+from distribai.orchestrator.http.description import Described
 from distribai.orchestrator.http.middleware import PREFIX, Envelope
 from distribai.orchestrator.http.security import authorize, open_to_everyone
 
 
 def create_app(grid: Grid) -> FastAPI:
     """The ASGI application of one grid. It starts and owns nothing: ``grid`` is its state."""
-    app = FastAPI(
+    app = Described(
         title="DistribAI",
         version=__version__,
-        summary="Jobs, nodes and blobs of one grid.",
+        summary="Jobs, nodes, events and blobs of one grid.",
         dependencies=[Depends(authorize)],
         # The interactive pages would load scripts from elsewhere.
         docs_url=None,
@@ -44,6 +56,8 @@ def create_app(grid: Grid) -> FastAPI:
         blobs.router,
         fleet.router,
         why.node_router,
+        events.router,
+        webhooks.router,
     ):
         app.include_router(router, prefix=PREFIX)
 

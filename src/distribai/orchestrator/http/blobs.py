@@ -21,11 +21,14 @@ from distribai.errors import DistribAIError, NotFound
 from distribai.orchestrator import traffic
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.http import problems
-from distribai.orchestrator.http.ranges import blob_response
+from distribai.orchestrator.http.parameters import IdempotencyKey, owner_of
+from distribai.orchestrator.http.ranges import RANGES, blob_response
 from distribai.orchestrator.http.security import Caller, GridOf, open_to_nodes
+from distribai.orchestrator.idempotency import Key, key_for, made_before, stand_for
 from distribai.orchestrator.records import Principal
 from distribai.orchestrator.retention import is_settled
 from distribai.store.blobs import check_blob
+from distribai.store.uploads import Upload
 
 DRAIN = 16 << 20
 """Bytes still read of a refused upload: a client that is cut off while it sends never sees why."""
@@ -62,7 +65,11 @@ class UploadState(BaseModel):
 @router.post("", summary="Begin an upload", responses={201: {"model": UploadState}})
 @open_to_nodes
 async def begin_upload(
-    body: BeginUpload, grid: GridOf, caller: Caller, response: Response
+    body: BeginUpload,
+    grid: GridOf,
+    caller: Caller,
+    response: Response,
+    idempotency_key: IdempotencyKey = None,
 ) -> UploadState:
     """200 with ``complete`` when the blob is there already, else 201 and where to send it.
 
@@ -75,11 +82,36 @@ async def begin_upload(
             return UploadState(complete=True)
         if stored.ref != ref and await grid.blobs.is_whole(stored.ref):
             check_blob(stored.ref, ref, f"blob {ref.sha256[:12]}")
-    upload = grid.blobs.uploads.begin(ref)
+    key = key_for(owner_of(caller), "uploads", idempotency_key, body.model_dump())
+    upload = await _begin(grid, ref, key)
     response.status_code = 201
     response.headers["Location"] = f"/api/v1/blobs/uploads/{upload.id}"
-    response.headers["Upload-Offset"] = "0"
+    response.headers["Upload-Offset"] = str(upload.offset)
     return UploadState(complete=False, upload_id=upload.id, offset=upload.offset)
+
+
+async def _begin(grid: Grid, ref: BlobRef, key: Key | None) -> Upload:
+    """A new upload, or the one that the key began before, if it is still under way.
+
+    Raises:
+        Conflict: ``http.idempotency``.
+    """
+    if key is None:
+        return grid.blobs.uploads.begin(ref)
+    async with grid.db.read() as tx:
+        before = await made_before(tx, key)
+    if before is not None:
+        try:
+            return grid.blobs.uploads.offset(before)
+        except NotFound:
+            pass  # it was dropped, or another replica has it: from the beginning
+    upload = grid.blobs.uploads.begin(ref)
+    async with grid.db.write() as tx:
+        if await stand_for(tx, key, upload.id, before):
+            return upload
+    # The same request came twice at once, and the other one was first.
+    grid.blobs.uploads.drop(upload.id)
+    return await _begin(grid, ref, key)
 
 
 @router.head("/uploads/{upload_id}", summary="Where an upload stands")
@@ -150,12 +182,7 @@ async def append_upload(
     "/{sha256}",
     summary="Fetch a blob",
     response_class=Response,
-    responses={
-        200: {"content": {"application/octet-stream": {}}},
-        206: {"description": "The range asked for."},
-        304: {"description": "The ETag still holds."},
-        416: {"description": "The range lies outside the blob."},
-    },
+    responses=RANGES,
 )
 @open_to_nodes
 async def fetch_blob(
@@ -168,7 +195,9 @@ async def fetch_blob(
     )
 
 
-@router.head("/{sha256}", summary="Whether a blob is there", response_class=Response)
+@router.head(
+    "/{sha256}", summary="Whether a blob is there", response_class=Response, responses=RANGES
+)
 @open_to_nodes
 async def probe_blob(sha256: str, request: Request, grid: GridOf, caller: Caller) -> Response:
     """Its size and entity tag."""

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any, TypeVar
 
-from fastapi import APIRouter, Header, Query, Response
+from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 
@@ -19,23 +19,23 @@ from distribai.core.states import JobState
 from distribai.errors import InvalidSpec
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.fleet import queries as fleet
+from distribai.orchestrator.http.parameters import (
+    After,
+    Cursor,
+    IdempotencyKey,
+    Limit,
+    Wait,
+    owner_of,
+)
 from distribai.orchestrator.http.security import Caller, GridOf
 from distribai.orchestrator.jobs import commands, queries
 
 R = TypeVar("R")
 
-MAX_WAIT_S = 60.0
 POLL_S = 0.5
-"""A waiting request looks so often. Looking costs one indexed read of the outbox."""
+"""A waiting request looks so often. Looking costs one indexed read of the log."""
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
-
-Limit = Annotated[int, Query(ge=1, le=1000, description="Entries on one page.")]
-Cursor = Annotated[str, Query(max_length=200, description="The previous page's next_cursor.")]
-After = Annotated[str, Query(max_length=200, description="Only what lies behind this cursor.")]
-Wait = Annotated[
-    float, Query(ge=0, le=MAX_WAIT_S, description="Seconds to wait for the first entry.")
-]
 
 
 class SpecBody(BaseModel):
@@ -103,17 +103,12 @@ async def create(
     grid: GridOf,
     caller: Caller,
     response: Response,
-    idempotency_key: Annotated[
-        str | None,
-        Header(
-            min_length=1,
-            max_length=200,
-            description="The same key with the same spec is the same job, however often sent.",
-        ),
-    ] = None,
+    idempotency_key: IdempotencyKey = None,
 ) -> answers.JobId:
     """Makes a job that waits for the operator's word. Its blobs must be there already."""
-    job_id = await commands.create_job(grid, read_spec(body.spec), idempotency_key, caller.kind)
+    job_id = await commands.create_job(
+        grid, read_spec(body.spec), idempotency_key, owner_of(caller)
+    )
     response.headers["Location"] = f"/api/v1/jobs/{job_id}"
     return await _state(grid, job_id)
 
@@ -166,12 +161,12 @@ async def resume(ref: str, grid: GridOf, caller: Caller) -> answers.JobId:
 
 
 @router.get(
-    "/{ref}/rounds", summary="List rounds", response_model=answers.Listing[answers.RoundRecord]
+    "/{ref}/rounds", summary="List rounds", response_model=answers.Page[answers.RoundRecord]
 )
-async def rounds(ref: str, grid: GridOf) -> Any:
-    """All rounds, oldest first."""
-    found = await queries.list_rounds(grid, await queries.resolve_job(grid, ref))
-    return {"items": to_plain(found)}
+async def rounds(ref: str, grid: GridOf, limit: Limit = 1000, cursor: Cursor = "") -> Any:
+    """Rounds, oldest first."""
+    job_id = await queries.resolve_job(grid, ref)
+    return to_plain(await queries.page_rounds(grid, job_id, limit, cursor))
 
 
 @router.get("/{ref}/tasks", summary="List tasks", response_model=answers.Page[answers.TaskRecord])
@@ -184,31 +179,12 @@ async def tasks(ref: str, grid: GridOf, limit: Limit = 200, cursor: Cursor = "")
 @router.get(
     "/{ref}/versions",
     summary="List versions of the weights",
-    response_model=answers.Listing[answers.VersionRecord],
+    response_model=answers.Page[answers.VersionRecord],
 )
-async def versions(ref: str, grid: GridOf) -> Any:
-    """All versions, from 0."""
-    found = await queries.list_versions(grid, await queries.resolve_job(grid, ref))
-    return {"items": to_plain(found)}
-
-
-@router.get(
-    "/{ref}/events",
-    summary="Follow state changes",
-    response_model=answers.Listing[answers.EventRecord],
-)
-async def events(
-    ref: str,
-    request: Request,
-    grid: GridOf,
-    after: After = "",
-    limit: Limit = 200,
-    wait: Wait = 0.0,
-) -> Any:
-    """State changes in commit order; with ``wait`` the answer is held until there is one."""
+async def versions(ref: str, grid: GridOf, limit: Limit = 1000, cursor: Cursor = "") -> Any:
+    """Versions, from 0."""
     job_id = await queries.resolve_job(grid, ref)
-    found = await poll(request, grid, wait, lambda: queries.list_events(grid, job_id, after, limit))
-    return {"items": to_plain(found)}
+    return to_plain(await queries.page_versions(grid, job_id, limit, cursor))
 
 
 @router.get(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -12,6 +13,16 @@ from distribai.core.spec import BlobRef
 from distribai.store.blobs import BlobStore
 
 _RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
+
+_BYTES = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+
+RANGES: dict[int | str, dict[str, Any]] = {
+    200: {"description": "All bytes.", "content": _BYTES},
+    206: {"description": "The range asked for.", "content": _BYTES},
+    304: {"description": "The ETag still holds."},
+    416: {"description": "The range lies outside the blob."},
+}
+"""What a route that answers with a blob may say, for the description."""
 
 
 class Unsatisfiable(Exception):

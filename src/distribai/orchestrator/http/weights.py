@@ -12,8 +12,10 @@ from starlette.requests import Request
 from distribai.api import answers
 from distribai.core.states import TaskState
 from distribai.errors import Conflict, Unavailable
-from distribai.orchestrator.http.ranges import blob_response
-from distribai.orchestrator.http.security import GridOf
+from distribai.orchestrator.http.parameters import IdempotencyKey, owner_of
+from distribai.orchestrator.http.ranges import RANGES, blob_response
+from distribai.orchestrator.http.security import Caller, GridOf
+from distribai.orchestrator.idempotency import key_for
 from distribai.orchestrator.jobs import commands, queries
 
 MAX_WAIT_S = 600.0
@@ -44,7 +46,7 @@ class GenerateBody(BaseModel):
     "/{ref}/weights",
     summary="Fetch weights",
     response_class=Response,
-    responses={200: {"content": {"application/octet-stream": {}}}},
+    responses=RANGES,
 )
 async def fetch_weights(
     ref: str, request: Request, grid: GridOf, version: VersionQuery = None
@@ -66,17 +68,28 @@ async def fetch_weights(
 
 
 @router.post("/{ref}/generate", summary="Sample from a version")
-async def generate(ref: str, body: GenerateBody, grid: GridOf) -> answers.Generation:
-    """A task on a node; the answer comes when the node has it, at the latest after ``timeout``."""
+async def generate(
+    ref: str,
+    body: GenerateBody,
+    grid: GridOf,
+    caller: Caller,
+    idempotency_key: IdempotencyKey = None,
+) -> answers.Generation:
+    """A task on a node; the answer comes when the node has it, at the latest after ``timeout``.
+
+    With an idempotency key the task stays after that, and the same request again waits for it."""
     job_id = await queries.resolve_job(grid, ref)
+    asked = body.model_dump(exclude={"timeout"})
+    key = key_for(owner_of(caller), "generate", idempotency_key, {"job": job_id, **asked})
     version, _ = await queries.weights_blob(grid, job_id, body.version)
     task_id = await commands.request_generation(
-        grid, job_id, version, body.prompt, body.max_tokens, body.temperature, body.seed
+        grid, job_id, version, body.prompt, body.max_tokens, body.temperature, body.seed, key
     )
     task = await queries.wait_for_task(grid, task_id, body.timeout)
     if task.state == TaskState.ACCEPTED:
+        # The task's own version: with a key it may be one of an earlier request.
         return answers.Generation(
-            task_id=task_id, version=version, prompt=body.prompt, text=task.text
+            task_id=task_id, version=task.round, prompt=body.prompt, text=task.text
         )
     if task.state in (TaskState.FAILED, TaskState.REJECTED, TaskState.CANCELLED):
         raise Conflict(
@@ -84,7 +97,8 @@ async def generate(ref: str, body: GenerateBody, grid: GridOf) -> answers.Genera
             f"The sample could not be made: {task.reason or task.state}.",
             f"`distribai job logs {job_id}` may say more.",
         )
-    await commands.withdraw_generation(grid, task_id, "nobody waits for it any more")
+    if key is None:
+        await commands.withdraw_generation(grid, task_id, "nobody waits for it any more")
     raise Unavailable(
         "task.timeout",
         f"No node has answered within {body.timeout:g} s; the task is {task.state}.",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from sqlalchemy import Select, exists, func, select
 
-from distribai.core.states import Liveness
+from distribai.core.states import Liveness, TaskState
 from distribai.store.engine import AnyRow, Tx
 from distribai.store.tables import jobs, nodes, rounds, sessions, tasks
 
@@ -24,6 +24,20 @@ def _with_connection() -> Select[*tuple[object, ...]]:
 async def node(tx: Tx, node_id: str) -> AnyRow | None:
     """One node, and as ``connected`` whether it has an open session."""
     return await tx.first(_with_connection().where(nodes.c.id == node_id))
+
+
+async def nodes_page(tx: Tx, after: str, limit: int) -> Sequence[AnyRow]:
+    """Nodes behind an id, by id."""
+    return await tx.all(select(nodes).where(nodes.c.id > after).order_by(nodes.c.id).limit(limit))
+
+
+async def leased_to(tx: Tx, ids: Collection[str]) -> Sequence[AnyRow]:
+    """Id and node of the tasks that these nodes hold, by id."""
+    return await tx.all(
+        select(tasks.c.id, tasks.c.node_id)
+        .where(tasks.c.node_id.in_(list(ids)), tasks.c.state == TaskState.LEASED.value)
+        .order_by(tasks.c.id)
+    )
 
 
 async def nodes_for_why(tx: Tx) -> Sequence[AnyRow]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import delete, func, insert, select, update
 
-from distribai.core.states import DeliveryState, WebhookState
+from distribai.core.states import DELIVERY, DeliveryState, WebhookState, check
 from distribai.store.engine import AnyRow, Tx
 from distribai.store.tables import deliveries, outbox, webhooks
 
@@ -90,41 +90,49 @@ async def queue(tx: Tx, webhook_id: str, events: Collection[tuple[int, str, str]
         )
 
 
-async def add_delivery(tx: Tx, **values: Any) -> int:
-    """Insert a delivery that was made already; its number."""
-    statement = tx.insert(deliveries).values(created_at=tx.now, **values)
+async def add_test(tx: Tx, webhook_id: str, reason: str) -> int:
+    """Insert the delivery of a test, which has no event and no turn to wait for; its number."""
+    statement = insert(deliveries).values(
+        webhook_id=webhook_id,
+        kind="webhook.test",
+        state=_QUEUED,
+        reason=reason,
+        created_at=tx.now,
+    )
     return int(await tx.scalar(statement.returning(deliveries.c.id)))
 
 
 async def next_queued(tx: Tx, webhook_id: str) -> AnyRow | None:
-    """The delivery whose turn it is."""
+    """The delivery whose turn it is, with ``at``, ``job_id``, ``task_id``, ``node_id`` and ``data``
+    of its event."""
+    columns = (outbox.c.at, outbox.c.job_id, outbox.c.task_id, outbox.c.node_id, outbox.c.data)
     return await tx.first(
-        select(deliveries)
+        select(deliveries, *columns)
+        .join(outbox, outbox.c.id == deliveries.c.event_id)
         .where(deliveries.c.webhook_id == webhook_id, deliveries.c.state == _QUEUED)
         .order_by(deliveries.c.id)
         .limit(1)
     )
 
 
-async def delivery(tx: Tx, number: int) -> AnyRow | None:
-    """One delivery."""
-    return await tx.first(select(deliveries).where(deliveries.c.id == number))
-
-
-async def tried(tx: Tx, number: int, attempts: int, **values: Any) -> bool:
+async def tried(
+    tx: Tx, number: int, attempts: int, new: DeliveryState, **values: Any
+) -> AnyRow | None:
     """Write the outcome of a try, if the delivery still waits and nobody has tried it meanwhile;
-    whether it was so."""
-    statement = (
+    its row then."""
+    if new is not DeliveryState.QUEUED:
+        check(DELIVERY, DeliveryState.QUEUED, new, f"Delivery dlv_{number}")
+        values["ended_at"] = tx.now
+    return await tx.first(
         update(deliveries)
         .where(
             deliveries.c.id == number,
             deliveries.c.state == _QUEUED,
             deliveries.c.attempts == attempts,
         )
-        .values(attempts=attempts + 1, attempted_at=tx.now, **values)
-        .returning(deliveries.c.id)
+        .values(state=new.value, attempts=attempts + 1, attempted_at=tx.now, **values)
+        .returning(deliveries)
     )
-    return await tx.scalar(statement) is not None
 
 
 async def give_up(tx: Tx, webhook_id: str, reason: str) -> None:
@@ -163,8 +171,3 @@ async def prune(tx: Tx, webhook_id: str, keep: int) -> None:
             deliveries.c.id <= oldest,
         )
     )
-
-
-async def event(tx: Tx, event_id: int) -> AnyRow | None:
-    """One row of the outbox."""
-    return await tx.first(select(outbox).where(outbox.c.id == event_id))
