@@ -28,7 +28,10 @@ def test_every_state_has_a_row_and_every_state_can_end(table: dict) -> None:
 
 
 def test_every_state_is_explained_and_no_other() -> None:
-    kinds = (J, T, R, states.Liveness, states.Standing, states.Intent)
+    kinds = (
+        *(J, T, R, states.Liveness, states.Standing, states.Intent),
+        *(states.WebhookState, states.DeliveryState),
+    )
     assert {k: list(m) for k, m in states.MEANINGS.items()} == {k: list(k) for k in kinds}
 
 

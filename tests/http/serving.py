@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 import uvicorn
@@ -25,15 +25,24 @@ class _Server(uvicorn.Server):
 
 
 @contextmanager
-def serving(app: FastAPI) -> Iterator[str]:
-    """The address at which ``app`` is served while the block runs."""
+def serving(
+    app: FastAPI, afterwards: Callable[[], Awaitable[None]] | None = None
+) -> Iterator[str]:
+    """The address at which ``app`` is served while the block runs; ``afterwards`` is awaited in the
+    server's own loop."""
+
+    async def serve() -> None:
+        await server.serve([listener])
+        if afterwards is not None:
+            await afterwards()
+
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     config = uvicorn.Config(
         app, log_config=None, ws="none", lifespan="off", timeout_graceful_shutdown=1
     )
     server = _Server(config)
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
     try:
         assert server.listening.wait(30), "the server does not come up"

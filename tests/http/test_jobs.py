@@ -184,7 +184,7 @@ async def test_waiting_ends_with_an_empty_answer(operator: httpx.AsyncClient, gr
     grid.clock = lambda: next(times)
     job_id = await create(operator)
     empty = await operator.get(f"{JOBS}/{job_id}/events", params={"after": "1", "wait": 1})
-    assert empty.json() == {"items": []}
+    assert empty.json() == {"items": [], "cursor": "1"}
 
 
 async def test_health_tells_what_is_wrong_and_the_probes_only_that(

@@ -191,7 +191,8 @@ class Orchestrator:
         task = asyncio.create_task(server.serve(sockets=[listener]), name="http")
 
         async def stop() -> None:
-            self.grid.tail.close()  # streams of events end with a word before they are cut off
+            self.grid.tail.close()  # who waits is answered before connections are cut off
+            self.grid.wake.set()
             server.should_exit = True
             await task
 

@@ -313,7 +313,8 @@ async def show_task(grid: Grid, task_id: str) -> TaskRecord:
 
 
 async def wait_for_task(grid: Grid, task_id: str, timeout_s: float) -> TaskRecord:
-    """The task once it has ended; after ``timeout_s`` seconds as it stands then.
+    """The task once it has ended; after ``timeout_s`` seconds, or when the process stops, as it
+    stands then.
 
     Raises:
         NotFound: ``task.unknown``.
@@ -323,7 +324,8 @@ async def wait_for_task(grid: Grid, task_id: str, timeout_s: float) -> TaskRecor
         looked = grid.wake.count
         task = await show_task(grid, task_id)
         left = end - grid.clock()
-        if is_terminal(TASK, TaskState(task.state)) or left <= 0:
+        stopping = grid.tail.closing.is_set()
+        if is_terminal(TASK, TaskState(task.state)) or left <= 0 or stopping:
             return task
         await grid.wake.wait(looked, min(left, grid.settings.liveness.tick_s))
 
