@@ -6,6 +6,7 @@ import asyncio
 import json
 import ssl
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Any
@@ -49,10 +50,12 @@ class Receiver:
         self.heads.append({k.lower(): v for k, v in head.items()})
         self.bodies.append(await reader.readexactly(int(self.heads[-1]["content-length"])))
         if self.silent:
-            await asyncio.sleep(60)
-        writer.write(self.answers.pop(0) if self.answers else OK)
-        await writer.drain()
-        writer.close()
+            await reader.read()  # until the sender has given up
+        with suppress(ConnectionError, ssl.SSLError):
+            writer.write(self.answers.pop(0) if self.answers else OK)
+            await writer.drain()
+            writer.close()
+            await writer.wait_closed()
 
 
 def answer(status: int, *headers: str, body: bytes = b"") -> bytes:

@@ -132,8 +132,9 @@ class Tail:
         finally:
             self._waiting -= 1
             if not self._waiting and self._looking is not None:
-                self._looking.cancel()
-                self._looking = None
+                looking, self._looking = self._looking, None
+                looking.cancel()
+                await asyncio.gather(looking, return_exceptions=True)  # it gives its connection back
 
     def close(self) -> None:
         """Let every reader go: the process stops."""
