@@ -132,6 +132,8 @@ interface's events show is what happened. [What survives what](../how-to/operate
         ("Jobs", states.JobState, states.JOB),
         ("Tasks", states.TaskState, states.TASK),
         ("Rounds", states.RoundState, states.ROUND),
+        ("Webhooks", states.WebhookState, states.WEBHOOK),
+        ("Deliveries", states.DeliveryState, states.DELIVERY),
     ]
     for title, kind, table in machines:
         text += f"\n## {title}\n\n```mermaid\nstateDiagram-v2\n    [*] --> {next(iter(kind))}\n"

@@ -25,9 +25,7 @@ class _Server(uvicorn.Server):
 
 
 @contextmanager
-def serving(
-    app: FastAPI, afterwards: Callable[[], Awaitable[None]] | None = None
-) -> Iterator[str]:
+def serving(app: FastAPI, afterwards: Callable[[], Awaitable[None]] | None = None) -> Iterator[str]:
     """The address at which ``app`` is served while the block runs; ``afterwards`` is awaited in the
     server's own loop."""
 

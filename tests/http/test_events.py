@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -77,11 +77,15 @@ class Listener:
 
     async def until(self, count: int) -> list[tuple[str, Any]]:
         """The events, as soon as there are so many."""
+        await self.when(lambda: len(self.events) >= count)
+        return self.events
+
+    async def when(self, done: Callable[[], bool]) -> None:
+        """Wait until what was sent makes ``done`` true."""
         async with asyncio.timeout(20):
-            while len(self.events) < count:
+            while not done():
                 self._more.clear()
                 await self._more.wait()
-        return self.events
 
     async def leave(self) -> None:
         self.gone.set()
@@ -151,9 +155,8 @@ async def test_who_comes_again_goes_on_behind_the_last_event(serving: Serving) -
 async def test_latest_begins_now(serving: Serving) -> None:
     await serving.happens("job.queued")
     listener = serving.listen("/api/v1/events?after=latest")
-    async with asyncio.timeout(20):
-        while not listener.last_id:  # it is told where now is before anything happens
-            await asyncio.sleep(0.01)
+    # It is told where now is before anything happens.
+    await listener.when(lambda: bool(listener.last_id))
     await serving.happens("job.running")
     assert [k for k, _ in await listener.until(1)] == ["job.running"]
     await listener.leave()
@@ -199,9 +202,7 @@ async def test_a_quiet_stream_says_so(serving: Serving, monkeypatch: pytest.Monk
     monkeypatch.setattr(events, "HEARTBEAT_S", 0.05)
     listener = serving.listen("/api/v1/events?kind=job.*")
     await serving.happens("node.online")
-    async with asyncio.timeout(20):
-        while listener.comments < 2:
-            await asyncio.sleep(0.01)
+    await listener.when(lambda: listener.comments >= 2)
     assert listener.events == []
     assert listener.last_id, "where to go on is told past what the filter leaves out"
     await listener.leave()

@@ -25,7 +25,6 @@ from tests.http.real import RealGrid, real_grid
 EXAMPLES = int(os.environ.get("SCHEMATHESIS_EXAMPLES", "2"))
 
 
-
 def no_defect(context: object, response: Any, case: Any) -> None:
     """No 5xx, but for a sample that no node has made in time: there is no node."""
     if response.status_code >= 500:

@@ -212,7 +212,9 @@ async def test_a_full_queue_leaves_the_rest_in_the_outbox(
     assert (await hooked.record()).queued == 0
 
 
-async def test_the_log_keeps_the_newest(any_hooked: Hooked, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_log_keeps_the_newest(
+    any_hooked: Hooked, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(duties, "KEPT", 2)
     await any_hooked.make("job.*")
     await any_hooked.happens("job.a", "job.b", "job.c", "job.d")

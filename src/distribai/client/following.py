@@ -29,9 +29,11 @@ LONGEST_PAUSE_S = 5.0
 @dataclass
 class Reader:
     """Server-sent events out of bytes, as the HTML standard has them (section 9.2.6): fields until
-    an empty line; comments and unknown fields mean nothing."""
+    an empty line; comments and unknown fields mean nothing. An id counts from the empty line on:
+    of an event that is cut off half-way nothing was seen."""
 
     last_id: str = ""
+    _id: str = ""
     _rest: bytes = b""
     _kind: str = ""
     _data: list[str] = field(default_factory=list)
@@ -52,11 +54,12 @@ class Reader:
             name, _, value = text.partition(":")
             value = value.removeprefix(" ")
             if not text:
+                self.last_id = self._id or self.last_id
                 if self._data:
                     yield self._kind or "message", "\n".join(self._data)
-                self._kind, self._data = "", []
+                self._kind, self._data, self._id = "", [], ""
             elif name == "id" and "\0" not in value:
-                self.last_id = value
+                self._id = value
             elif name == "event":
                 self._kind = value
             elif name == "data":

@@ -134,7 +134,9 @@ class Tail:
             if not self._waiting and self._looking is not None:
                 looking, self._looking = self._looking, None
                 looking.cancel()
-                await asyncio.gather(looking, return_exceptions=True)  # it gives its connection back
+                await asyncio.gather(
+                    looking, return_exceptions=True
+                )  # it gives its connection back
 
     def close(self) -> None:
         """Let every reader go: the process stops."""
