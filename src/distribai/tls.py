@@ -1,10 +1,10 @@
 """The client's half of the grid's TLS: one certificate authority, pinned, and no other.
 
 A grid is reached at addresses that nobody certifies: a home network's, a port that is forwarded, a
-name that changes. So its servers' certificates bear one fixed name, :data:`GRID_NAME`, signed by the
-grid's own CA, and whoever connects trusts that CA alone. Which CA it is, says its SHA-256 in the join
-link: the certificate itself is fetched over a connection that proves nothing, and refused unless it
-has that hash. Nothing secret is sent before.
+name that changes. So its servers' certificates bear one fixed name, :data:`GRID_NAME`, signed by
+the grid's own CA, and whoever connects trusts that CA alone. Which CA it is, says its SHA-256 in
+the join link: the certificate itself is fetched over a connection that proves nothing, and refused
+unless it has that hash. Nothing secret is sent before.
 """
 
 from __future__ import annotations

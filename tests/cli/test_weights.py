@@ -15,7 +15,7 @@ from distribai.cli import job_live, job_views, output
 from distribai.cli.connection import Credentials, read_credentials, resolve, write_credentials
 from distribai.cli.node import in_first_free
 from distribai.cli.nodes import device_words
-from distribai.cli.orchestrator import reachable, save_credentials
+from distribai.cli.orchestrator import save_credentials
 from distribai.config import Home, NodeSettings, load
 from distribai.errors import Conflict
 from distribai.orchestrator.context import Grid
@@ -136,12 +136,6 @@ class TestCredentials:
         for text in ("", "[]", "{}", "null"):
             place.credentials.write_text(text)
             assert read_credentials(place) is None
-
-
-def test_a_wildcard_address_is_reached_by_loopback() -> None:
-    assert reachable("0.0.0.0:80") == "127.0.0.1:80"
-    assert reachable("[::]:80") == "[::1]:80"
-    assert reachable("grid.example:80") == "grid.example:80"
 
 
 def test_each_node_of_a_machine_takes_a_directory_of_its_own(tmp_path: Path) -> None:

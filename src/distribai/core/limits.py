@@ -40,15 +40,9 @@ class Buckets:
         if self.rate.per_s <= 0:
             return 0.0
         left = self._at(key, now)
-        if left < cost:
-            return (cost - left) / self.rate.per_s
-        self._put(key, left - cost, now)
-        return 0.0
-
-    def charge(self, key: str, now: float, cost: float = 1.0) -> None:
-        """Take ``cost`` for what has been done already; the bucket may end empty, never in debt."""
-        if self.rate.per_s > 0:
-            self._put(key, max(0.0, self._at(key, now) - cost), now)
+        # Who is refused was seen as well: forgotten, it would begin with a full bucket.
+        self._put(key, left - cost if left >= cost else left, now)
+        return 0.0 if left >= cost else (cost - left) / self.rate.per_s
 
     def _at(self, key: str, now: float) -> float:
         left, since = self._left.get(key, (self.rate.burst, now))

@@ -50,9 +50,8 @@ def _bad(name: str, why: str) -> UsageError:
 def hosts(settings: OrchestratorSettings) -> tuple[str, ...]:
     """Names and addresses that the grid's certificate bears beside its own name."""
     found = ["localhost", "127.0.0.1", "::1", public_host(settings.host)]
-    for address in (settings.public_grpc, settings.public_http):
-        if address:
-            found.append(split_address(address)[0])
+    public = (settings.public_grpc, settings.public_http)
+    found.extend(split_address(address)[0] for address in public if address)
     return tuple(found)
 
 
@@ -68,10 +67,8 @@ def join_link(
     host = public_host(settings.host)
     grpc = settings.public_grpc or join_address(host, grpc_port)
     http = settings.public_http or join_address(host, http_port)
-    if settings.public_tls:
-        ca = PUBLIC
-    else:
-        ca = "" if tls is None else tls.ca
+    own = "" if tls is None else tls.ca
+    ca = PUBLIC if settings.public_tls else own
     name = split_address(http)[0] if settings.public_http else host
     return JoinLink(bracketed(name), grpc, http, grid, invite, ca)
 

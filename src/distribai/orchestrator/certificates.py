@@ -1,9 +1,9 @@
 """The grid's certificate authority, and the certificate that its servers show.
 
-The CA is made once and is what every node and client pins (``distribai.tls``); its key signs servers'
-certificates and nothing else. ECDSA over P-256: what gRPC's TLS accepts beside RSA (it refuses
-Ed25519). A server's certificate is made anew at every start, for :data:`LEAF_DAYS`: there is none to
-renew, and its key is worth nothing after a restart.
+The CA is made once and is what every node and client pins (``distribai.tls``); its key signs
+servers' certificates and nothing else. ECDSA over P-256: what gRPC's TLS accepts beside RSA (it
+refuses Ed25519). A server's certificate is made anew at every start, for :data:`LEAF_DAYS`: there
+is none to renew, and its key is worth nothing after a restart.
 
 ::
 

@@ -56,9 +56,9 @@ class Grid:
     bytes. ``holder`` names this process in leased rows. ``counted`` are bytes that wait to be
     written (``orchestrator.traffic``), ``metrics`` this process's figures. ``started_at`` and
     ``not_before`` (database time): when this process started, and until when it waits for nodes
-    that were at work before. ``ring`` are the keys of nodes' tokens, ``limits`` how often one may ask;
-    ``sleep`` slows who asks too often. ``ca_pem`` is the CA that this process's certificate is signed
-    by; empty without TLS, or with a certificate that everybody trusts.
+    that were at work before. ``ring`` are the keys of nodes' tokens, ``limits`` how often one may
+    ask; ``sleep`` slows who asks too often. ``ca_pem`` is the CA that this process's certificate is
+    signed by; empty without TLS, or with a certificate that everybody trusts.
     """
 
     db: Database

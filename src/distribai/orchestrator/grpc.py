@@ -83,8 +83,8 @@ class NodeService(NodeServiceServicer):
 async def serve(
     grid: Grid, incoming: Incoming, peer: str = ""
 ) -> AsyncIterator[pb.OrchestratorMessage]:
-    """One stream: messages out for messages in. ``peer`` is gRPC's name of the other side; empty for
-    this machine."""
+    """One stream: messages out for messages in. ``peer`` is gRPC's name of the other side; empty
+    for this machine."""
     try:
         grid.limits.join(peer)
     except TooMany as problem:
@@ -166,7 +166,8 @@ async def _read(grid: Grid, session: LiveSession, stream: Stream, incoming: Inco
 
 
 async def _pace(grid: Grid, session: LiveSession) -> None:
-    """Let a node that sends too much wait: its stream is not read meanwhile, so that it cannot send.
+    """Let a node that sends too much wait: its stream is not read meanwhile, so that it cannot
+    send.
 
     Raises:
         TooMany: ``limit.rate``: it goes on and on.

@@ -9,8 +9,9 @@
     a message of a stream                       the node's; above it the stream is read slower
 
 A network is what one subscriber is commonly given: an IPv4 /24, an IPv6 /48. This machine itself
-(loopback, where also a proxy stands that names no other address) is no network and has no such limit.
-All buckets are in memory and each process's own: behind n replicas a caller may ask n times as often.
+(loopback, where also a proxy stands that names no other address) is no network and has no such
+limit. All buckets are in memory and each process's own: behind n replicas a caller may ask n times
+as often.
 """
 
 from __future__ import annotations
@@ -65,8 +66,8 @@ class Limits:
         self._proven.pop(_hash(credentials), None)
 
     def admit(self, credentials: str, owner: str) -> None:
-        """A request whose caller is known, by credentials that are proven from then on: ``owner`` is
-        an account, or a node.
+        """A request whose caller is known, by credentials that are proven from then on: ``owner``
+        is an account, or a node.
 
         Raises:
             TooMany: ``limit.rate``.
@@ -103,7 +104,7 @@ def too_many(who: str, rate: Rate, wait: float) -> TooMany:
     return TooMany(
         "limit.rate",
         f"The {who} asks too often: {rate.per_s:g} a second are allowed, {rate.burst:g} at once.",
-        f"Try again in {math.ceil(wait)} s. The operator sets the limits: [limits] in the settings.",
+        f"Try again in {math.ceil(wait)} s. The limits are the operator's settings in [limits].",
         retry_after=wait,
     )
 

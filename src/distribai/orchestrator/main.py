@@ -49,9 +49,10 @@ GOODBYE_S = 2.0
 class Orchestrator:
     """One orchestrator.
 
-    After :meth:`start`: ``grpc_address`` and ``http_address`` are ``host:port`` as bound, ``url`` is the
-    HTTP interface as this machine reaches it, ``ca_pem`` the CA that vouches for it (empty without
-    TLS, or where the system's authorities do; ``new_ca`` begins with another one), ``join_link`` is what contributors paste, and ``operator_token`` is the operator's token at the
+    After :meth:`start`: ``grpc_address`` and ``http_address`` are ``host:port`` as bound, ``url``
+    is the HTTP interface as this machine reaches it, ``ca_pem`` the CA that vouches for it (empty
+    without TLS, or where the system's authorities do; ``new_ca`` begins with another one),
+    ``join_link`` is what contributors paste, and ``operator_token`` is the operator's token at the
     grid's first start, and until :meth:`told`; empty at every later one.
     """
 
@@ -325,8 +326,8 @@ async def check_authority(db: Database, directory: Path, ca: str, *, replace: bo
             "grid.keys",
             f"The CA in {directory} ({ca[:16]}...) is not this grid's ({str(known)[:16]}...).",
             "Copy `ca-key` and `ca-cert` from the grid's first replica, or let --keys name a "
-            "directory that all replicas share. If they are lost: `orchestrator start --new-ca`, and "
-            "every node needs the new join link.",
+            "directory that all replicas share. If they are lost: `orchestrator start --new-ca`, "
+            "and every node needs the new join link.",
         )
 
 
@@ -367,7 +368,7 @@ def _goodbye() -> pb.SessionEnd:
 def _port_in_use(host: str, port: int, flag: str) -> Conflict:
     return Conflict(
         "grid.port",
-        f"{join_address(host, port)} cannot be listened on: the port is in use, or the address is not "
-        "this machine's.",
+        f"{join_address(host, port)} cannot be listened on: the port is in use, or the address is "
+        "not this machine's.",
         f"Stop what uses it, or take another port: {flag} (0 takes any free one).",
     )

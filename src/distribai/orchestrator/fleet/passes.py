@@ -7,8 +7,9 @@ are database time. It opens nothing alone: at each request the session must be o
 standing good, whatever the token says.
 
 Each process signs with a key of its own that it never writes down, and changes every
-:data:`ROTATE_S`; its public half lies in the database under the token's ``kid``, where every replica
-finds it for as long as a token of it can be good. So there is no signing key to keep, share or lose.
+:data:`ROTATE_S`; its public half lies in the database under the token's ``kid``, where every
+replica finds it for as long as a token of it can be good. So there is no signing key to keep, share
+or lose.
 """
 
 from __future__ import annotations

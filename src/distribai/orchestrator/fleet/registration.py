@@ -36,7 +36,8 @@ from distribai.wire.v1 import distribai_pb2 as pb
 from distribai.wire.versions import negotiate
 
 MODE, TRUSTED, OPEN = "mode", "trusted", "open"
-"""The fact of the grid that says whose nodes it takes, and its values: the operator's, strangers'."""
+"""The fact of the grid that says whose nodes it takes, and its values: the operator's,
+strangers'."""
 
 MAX_BLOBS = 1000
 MAX_DEVICES = 64

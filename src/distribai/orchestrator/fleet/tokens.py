@@ -1,9 +1,9 @@
 """Who may speak: the operator's token, node session tokens, invites.
 
-Newer nodes' session tokens are signed and short-lived (``fleet.passes``). All others are random, 128 bits or more, and stored as SHA-256 only: nothing in the database lets anybody
-in. (A fast hash is right here: there is no dictionary to try against random bits.) The invite's
-text is kept in a file that only the operator's user may read, so that every start prints the same
-join link.
+Newer nodes' session tokens are signed and short-lived (``fleet.passes``). All others are random,
+128 bits or more, and stored as SHA-256 only: nothing in the database lets anybody in. (A fast hash
+is right here: there is no dictionary to try against random bits.) The invite's text is kept in a
+file that only the operator's user may read, so that every start prints the same join link.
 """
 
 from __future__ import annotations
