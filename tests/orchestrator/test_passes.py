@@ -16,6 +16,8 @@ from sqlalchemy import select, update
 from distribai.errors import DistribAIError
 from distribai.orchestrator.fleet import passes, tokens
 from distribai.orchestrator.fleet.liveness import flush
+from distribai.orchestrator.fleet.registration import MODE, OPEN
+from distribai.store.statements import fleet
 from distribai.store.tables import meta, nodes, sessions
 from tests.orchestrator.harness import World, breathe
 
@@ -216,3 +218,11 @@ async def test_no_private_key_and_no_token_lies_in_the_database(world: World) ->
     assert key.private_bytes_raw().hex() not in stored
     assert node.token not in stored
     assert world.invite not in stored
+
+
+async def test_a_stranger_of_an_open_grid_begins_on_probation(world: World) -> None:
+    async with world.grid.db.write() as tx:
+        await fleet.set_fact(tx, MODE, OPEN)
+    stranger = await world.node("a")
+    async with world.grid.db.read() as tx:
+        assert await fleet.standing(tx, stranger.id) == "probation"
