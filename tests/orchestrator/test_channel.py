@@ -40,7 +40,7 @@ from distribai.orchestrator.main import Orchestrator
 from distribai.wire import joinlink
 from distribai.wire.joinlink import JoinLink
 from distribai.wire.v1 import distribai_pb2 as pb
-from tests.node.helpers import eventually
+from tests.node.helpers import BlobServer, eventually, serving
 
 
 def settings(directory: Path, **changes: Any) -> OrchestratorSettings:
@@ -207,6 +207,7 @@ class Impostor:
     def __init__(self, made: ServerTls, ca_pem: str, directory: Path) -> None:
         self.requests: list[tuple[str, dict[str, str]]] = []
         self.calls = 0
+        self.send_on_to = ""
         self._made, self._ca = made, ca_pem
         directory.mkdir(exist_ok=True)
         context = certificates.http_context(made, directory)
@@ -225,7 +226,11 @@ class Impostor:
         self.requests.append((scope["path"], headers))
         found = scope["path"] == tls.CA_PATH
         body = self._ca.encode() if found else b""
-        await send({"type": "http.response.start", "status": 200 if found else 404, "headers": []})
+        status = 200 if found else 404
+        to: list[tuple[bytes, bytes]] = []
+        if self.send_on_to and not found:
+            status, to = 307, [(b"location", f"{self.send_on_to}{scope['path']}".encode())]
+        await send({"type": "http.response.start", "status": status, "headers": to})
         await send({"type": "http.response.body", "body": body})
 
     async def __aenter__(self) -> Impostor:
@@ -322,6 +327,25 @@ async def test_a_server_with_a_foreign_or_ended_certificate_gets_neither_stream_
         assert [path for path, _ in impostor.requests] == [tls.CA_PATH]
         assert "token-secret" not in repr(impostor.requests)
         assert impostor.calls == 0
+
+
+async def test_a_download_goes_on_at_an_object_store_without_the_token(
+    authority: certificates.Authority, tmp_path: Path
+) -> None:
+    good = made(tmp_path / "good", time.time())
+    async with (
+        Impostor(good, good.ca_pem, tmp_path / "i") as front,
+        serving(BlobServer()) as store,
+    ):
+        blob = store.put(b"weights")
+        front.send_on_to = store.url
+        link = front.link(tls.fingerprint(authority.cert_pem))
+        blobs = blob_client(link, tmp_path / "node", "token-secret")
+        await blobs.download(blob, tmp_path / "x", "job_a")
+        await blobs.close()
+        assert (tmp_path / "x").read_bytes() == b"weights"
+        assert front.requests[-1][1]["authorization"] == "Bearer token-secret"
+        assert "token-secret" not in repr(store.requests)
 
 
 async def test_a_ca_that_was_kept_and_got_damaged_is_fetched_anew(

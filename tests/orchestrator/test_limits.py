@@ -194,10 +194,6 @@ async def test_a_node_that_never_stops_talking_is_sent_away_with_the_reason(worl
     await tight(world)
     node = await world.node("a")
 
-    async def sleep(seconds: float) -> None:
-        world.time.now += seconds
-
-    world.grid.sleep = sleep
     for _ in range(SLOWED + 10):
         node.queue.put_nowait(pb.NodeMessage(log=pb.LogMessage(message="x")))
     await node.taken_in()
