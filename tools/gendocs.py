@@ -39,7 +39,7 @@ def config_page() -> str:
     text = f"""{NOTE}# Settings
 
 The first source that says something wins: a command's flag, a `DISTRIBAI_*` variable, the section
-of `./distribai.toml`, the section of the user's file, for the client's two what `orchestrator
+of `./distribai.toml`, the section of the user's file, for the client's three what `orchestrator
 start` left, the default. `distribai config show` tells each value and its source, and where the
 user's file lies. Unknown names are refused everywhere. `STATE` is `$DISTRIBAI_HOME/state`, or the
 system's place for a user's state (`~/.local/state/distribai` on Linux).

@@ -58,11 +58,33 @@ class WebhookSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class LimitSettings:
+    """How often one may ask: per second over a long time, and at once after a pause (``burst``). 0
+    per second means no limit. A network is an IPv4 /24 or an IPv6 /48; this machine itself is none.
+    """
+
+    anonymous_per_s: float = _help(50.0, "requests of a network that bring no proven credentials")
+    anonymous_burst: float = _help(1000.0, "of these, at once")
+    network_per_s: float = _help(2000.0, "requests of a network with proven credentials")
+    network_burst: float = _help(20_000.0, "of these, at once")
+    owner_per_s: float = _help(400.0, "requests of one account or node")
+    owner_burst: float = _help(4000.0, "of these, at once")
+    key_per_s: float = _help(200.0, "requests with one key or token")
+    key_burst: float = _help(2000.0, "of these, at once")
+    joins_per_s: float = _help(50.0, "new streams of nodes from one network")
+    joins_burst: float = _help(2000.0, "of these, at once")
+    messages_per_s: float = _help(50.0, "messages on one node's stream; above it it is read slower")
+    messages_burst: float = _help(1000.0, "of these, at once")
+
+
+@dataclass(frozen=True, slots=True)
 class OrchestratorSettings:
     """One orchestrator process.
 
     ``db`` is a SQLAlchemy URL; empty means ``<state_dir>/grid.sqlite3``. ``blobs`` is a directory
-    or an object-store URL; empty means ``<state_dir>/blobs``. Port 0 takes any free port.
+    or an object-store URL; empty means ``<state_dir>/blobs``. Port 0 takes any free port. Beyond
+    loopback TLS is the default: with the grid's own CA, which lies in ``keys``, or with the
+    certificate in ``tls_cert`` and ``tls_key``. How to choose: docs/how-to/secure.md.
     """
 
     state_dir: Path = field(metadata={"help": "where the database, blobs and keys lie"})
@@ -71,7 +93,20 @@ class OrchestratorSettings:
     http_port: int = _help(8766, "port of the HTTP interface; 0 takes any free one")
     db: str = _help("", "SQLAlchemy URL; empty: SQLite in the state directory")
     blobs: str = _help("", "directory or s3://bucket/prefix; empty: in the state directory")
-    insecure: bool = _help(False, "allow listening beyond loopback without TLS")
+    tls: bool = _help(False, "TLS on loopback as well; beyond it, it is the default")
+    insecure: bool = _help(
+        False, "no TLS beyond loopback: a proxy has it, or the network is trusted"
+    )
+    tls_cert: str = _help(
+        "", "your own certificate, a chain in PEM; empty: the grid's CA signs one"
+    )
+    tls_key: str = _help("", "the private key of tls_cert, in PEM")
+    keys: str = _help("", "directory of the grid's CA, the same for all replicas; empty: state_dir")
+    public_grpc: str = _help("", "host:port by which nodes reach the stream; empty: as bound")
+    public_http: str = _help("", "host:port by which others reach HTTP; empty: as bound")
+    public_tls: bool = _help(False, "a proxy with a publicly trusted certificate stands in front")
+    proxies: str = _help("127.0.0.1", "addresses whose X-Forwarded-For is believed; with commas")
+    mode: str = _help("", "trusted or open; empty: as it is, at the first start trusted")
     open_metrics: bool = _help(False, "let anybody read /metrics; else the operator's token does")
     max_parameters: int = _help(2_000_000_000, "largest model that a job may ask for")
     max_blob_bytes: int = _help(64 * 2**30, "largest single upload, in bytes")
@@ -81,6 +116,7 @@ class OrchestratorSettings:
     )
     liveness: LivenessSettings = LivenessSettings()
     webhooks: WebhookSettings = WebhookSettings()
+    limits: LimitSettings = LimitSettings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +151,9 @@ class ClientSettings:
 
     url: str = _help("http://127.0.0.1:8766", "address of the orchestrator's HTTP interface")
     token: str = _help("", "the operator's token; empty: the one that `orchestrator start` left")
+    ca: str = _help(
+        "", "the grid's CA: a file in PEM, or its SHA-256; empty: the authorities of the system"
+    )
 
 
 SECTIONS: Mapping[str, type[Any]] = {
@@ -123,6 +162,7 @@ SECTIONS: Mapping[str, type[Any]] = {
     "node": NodeSettings,
     "liveness": LivenessSettings,
     "webhooks": WebhookSettings,
+    "limits": LimitSettings,
     "logs": LogSettings,
 }
 
@@ -144,10 +184,17 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
     "liveness.startup_grace_s": (0.0, 86400.0),
     "liveness.tick_s": (0.05, 3600.0),
     "liveness.task_deadline_s": (1.0, 10**7),
+    **{
+        f"limits.{field.name}": (1.0, 10**9) if field.name.endswith("_burst") else (0.0, 10**9)
+        for field in dataclasses.fields(LimitSettings)
+    },
 }
 """Smallest and largest value of every numeric setting."""
 
-CHOICES: Mapping[str, tuple[str, ...]] = {"logs.format": ("auto", "console", "json")}
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "logs.format": ("auto", "console", "json"),
+    "orchestrator.mode": ("", "trusted", "open"),
+}
 """The values of settings that take some words only."""
 
 
@@ -247,6 +294,7 @@ class Settings:
             **section,
             liveness=LivenessSettings(**self._section("liveness")),
             webhooks=WebhookSettings(**self._section("webhooks")),
+            limits=LimitSettings(**self._section("limits")),
         )
 
     def node(self) -> NodeSettings:

@@ -13,6 +13,7 @@
     ├── Integrity                  bytes that do not match their hash      422 / exit 6
     ├── ProtocolMismatch           the two sides speak other versions      426 / exit 7
     ├── Unavailable                the other side cannot be reached        503 / exit 8
+    │   └── TooMany                the caller asks too often               429 / exit 8
     └── InternalFault              a promise of ours is broken             500 / exit 70
 
 Every error carries a stable ``code`` in dotted lower case (``spec.steps``), a message that says
@@ -141,6 +142,18 @@ class Unavailable(DistribAIError):
     exit_status = 8
 
 
+class TooMany(Unavailable):
+    """The caller asks too often; ``retry_after`` is in how many seconds it may ask again."""
+
+    http_status = 429
+
+    def __init__(
+        self, code: str, message: str, hint: str = "", *, field: str = "", retry_after: float = 1.0
+    ) -> None:
+        super().__init__(code, message, hint, field=field)
+        self.retry_after = retry_after
+
+
 class InternalFault(DistribAIError):
     """A promise of ours is broken; this is a defect to report."""
 
@@ -210,7 +223,8 @@ register(
     node__locked="Another node daemon already runs in this state directory.",
     grid__locked="Another orchestrator already runs on this database file.",
     grid__port="The port is already in use.",
-    grid__insecure="Listening beyond loopback needs TLS or --insecure.",
+    grid__ca="The grid's certificate authority is another one than was promised, or is none.",
+    grid__keys="The grid's key files are missing, damaged, or another grid's.",
     grid__unreachable="The orchestrator cannot be reached.",
     grid__database="The database cannot be reached.",
     grid__schema="The database's schema is newer than this program.",
@@ -228,6 +242,7 @@ register(
     http__idempotency="The idempotency key was used for another request.",
     http__path="The HTTP interface has no such path.",
     http__method="The path exists, but does not take that method.",
+    limit__rate="Too many requests or messages in a short time.",
     http__too_large="The request is larger than the interface takes.",
     io__file="A file could not be read or written.",
     internal__fault="A defect in DistribAI; please report it.",

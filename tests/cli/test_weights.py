@@ -7,17 +7,26 @@ import os
 import stat
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from distribai import tls
 from distribai.cli import job_live, job_views, output
-from distribai.cli.connection import Credentials, read_credentials, resolve, write_credentials
+from distribai.cli.connection import (
+    Credentials,
+    authority,
+    read_credentials,
+    resolve,
+    write_credentials,
+)
 from distribai.cli.node import in_first_free
 from distribai.cli.nodes import device_words
-from distribai.cli.orchestrator import reachable, save_credentials
+from distribai.cli.orchestrator import save_credentials
 from distribai.config import Home, NodeSettings, load
-from distribai.errors import Conflict
+from distribai.errors import Conflict, Integrity, UsageError
+from distribai.orchestrator.certificates import ensure_authority
 from distribai.orchestrator.context import Grid
 from tests.cli.conftest import Run
 from tests.http.stand_in import OPERATOR, Orchestrator, job_record, node_record, running, spec
@@ -123,6 +132,40 @@ class TestCredentials:
         monkeypatch.setenv("DISTRIBAI_URL", "http://127.0.0.1:1/")
         assert resolve().client().token == "secret"
 
+    def test_the_ca_is_believed_for_its_own_grid_alone(
+        self, place: Home, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = write_credentials(place, Credentials("https://127.0.0.1:1", "t", "/grid", "PEM"))
+        assert resolve()["client.ca"].source == str(path)
+        assert authority(resolve()) == "PEM"
+        monkeypatch.setenv("DISTRIBAI_URL", "https://elsewhere:1")
+        assert authority(resolve()) == ""
+        monkeypatch.setenv("DISTRIBAI_CA", "neither a file nor a hash")
+        with pytest.raises(UsageError) as caught:
+            authority(resolve())
+        assert caught.value.field == "client.ca"
+
+    def test_a_ca_that_was_fetched_is_kept_under_its_hash_and_checked_again(
+        self, place: Home, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        made = ensure_authority(tmp_path / "ca", datetime.now(UTC)).cert_pem
+        fetched: list[str] = []
+
+        def fetch_ca(url: str, pin: str) -> str:
+            fetched.append(url)
+            return made
+
+        monkeypatch.setattr(tls, "fetch_ca", fetch_ca)
+        monkeypatch.setenv("DISTRIBAI_URL", "https://grid:1/")
+        monkeypatch.setenv("DISTRIBAI_CA", tls.fingerprint(made))
+        assert [authority(resolve()) for _ in range(2)] == [made, made]
+        assert fetched == ["https://grid:1"]
+        (kept,) = place.cache.glob("ca-*.pem")
+        kept.write_text(ensure_authority(tmp_path / "other", datetime.now(UTC)).cert_pem)
+        with pytest.raises(Integrity) as caught:
+            authority(resolve())
+        assert caught.value.code == "grid.ca"
+
     def test_a_later_start_keeps_the_token_and_tells_the_new_address(self, place: Home) -> None:
         settings = load()
         assert save_credentials(settings, "http://h:1", "token", "/a") == str(place.credentials)
@@ -136,12 +179,6 @@ class TestCredentials:
         for text in ("", "[]", "{}", "null"):
             place.credentials.write_text(text)
             assert read_credentials(place) is None
-
-
-def test_a_wildcard_address_is_reached_by_loopback() -> None:
-    assert reachable("0.0.0.0:80") == "127.0.0.1:80"
-    assert reachable("[::]:80") == "[::1]:80"
-    assert reachable("grid.example:80") == "grid.example:80"
 
 
 def test_each_node_of_a_machine_takes_a_directory_of_its_own(tmp_path: Path) -> None:

@@ -173,7 +173,7 @@ class GridProcesses:
     def look(self, what: Callable[[Client], T]) -> T:
         """Ask the orchestrator without starting a process: what waits must not slow down what it
         waits for."""
-        with Client(self.ready["url"], self.token) as client:
+        with Client(self.ready["url"], self.token, ca=self.ready["ca"]) as client:
             return what(client)
 
     def stop(self) -> list[str]:

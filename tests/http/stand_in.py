@@ -286,6 +286,7 @@ class Orchestrator:
     async def summary(self, grid: Grid) -> GridSummary:
         return GridSummary(
             "grid_test",
+            "trusted",
             "distribai 0.1.0",
             "sqlite",
             not self.problems,

@@ -14,6 +14,7 @@ EVERYONE = {
     ("GET", "/healthz"),
     ("GET", "/readyz"),
     ("GET", "/api/v1/openapi.json"),
+    ("GET", "/api/v1/ca"),
 }
 NODES = {
     ("POST", "/api/v1/blobs"),

@@ -207,8 +207,8 @@ class BlobServer:
     """The HTTP side of the blob contract as an ASGI application with faults to order.
 
     ``cut_download`` and ``cut_upload``: bytes after which the next transfers break off, one entry
-    each. ``statuses``: answers to give instead, first come first served; ``after_cut``: the
-    answers from the cut of an upload on.
+    each. ``statuses``: answers to give instead, first come first served; ``retry_after`` goes with
+    them; ``after_cut``: the answers from the cut of an upload on.
     """
 
     def __init__(self) -> None:
@@ -217,6 +217,7 @@ class BlobServer:
         self.cut_download: list[int] = []
         self.cut_upload: list[int] = []
         self.statuses: list[int] = []
+        self.retry_after = ""
         self.after_cut: list[int] = []
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         self.ignore_range = False
@@ -233,7 +234,8 @@ class BlobServer:
         method, path = scope["method"], scope["path"]
         self.requests.append((method, path, headers))
         if self.statuses:
-            await self._answer(send, self.statuses.pop(0), b'{"detail": "ordered"}')
+            wait = {"retry-after": self.retry_after} if self.retry_after else None
+            await self._answer(send, self.statuses.pop(0), b'{"detail": "ordered"}', wait)
         elif path == "/api/v1/blobs":
             await self._begin(receive, send)
         elif path.startswith("/api/v1/blobs/uploads/"):

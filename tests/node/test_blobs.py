@@ -55,6 +55,22 @@ async def test_a_truncated_download_goes_on_where_it_broke_off(
     assert client.bytes_down == len(DATA)
 
 
+async def test_a_grid_that_wants_a_pause_gets_it(server: BlobServer, tmp_path: Path) -> None:
+    ref = server.put(DATA)
+    server.statuses = [429]
+    server.retry_after = "7"
+    clock = FakeClock()
+    client = BlobClient(server.url, lambda: "secret", clock, NoJitter(), trust_env=False)
+    running = asyncio.ensure_future(client.download(ref, tmp_path / "x", "job_a"))
+    await eventually(lambda: len(server.requests) == 1 and clock.sleeping)
+    await clock.advance(6.9)
+    assert clock.sleeping
+    await clock.advance(0.2)
+    await running
+    assert (tmp_path / "x").read_bytes() == DATA
+    await client.close()
+
+
 async def test_a_server_without_ranges_is_taken_from_the_start(
     server: BlobServer, client: BlobClient, tmp_path: Path
 ) -> None:

@@ -185,6 +185,18 @@ async def test_news_that_cannot_wait_make_a_heartbeat_at_once(setup: Setup) -> N
     assert (await setup.peer.hear("heartbeat")).uptime_s == 1
 
 
+async def test_a_new_token_takes_the_old_one_s_place_and_the_session_goes_on(
+    setup: Setup,
+) -> None:
+    await setup.connect()
+    assert setup.link.session_token == "token-1"
+    setup.peer.say(session_token=pb.SessionToken(token="fresh"))
+    await settle()
+    assert setup.link.session_token == "fresh"
+    assert setup.handler.got == [], "it is the link's own affair"
+    assert len(setup.handler.acks) == 1
+
+
 async def test_a_heartbeat_acknowledges_what_was_received(setup: Setup) -> None:
     await setup.connect()
     setup.peer.say(control=pb.ControlMessage(action="pause"))

@@ -32,6 +32,7 @@ from distribai.store.engine import Database
 from distribai.wire import convert, signing
 from distribai.wire.channel import Channel
 from distribai.wire.v1 import distribai_pb2 as pb
+from distribai.wire.versions import PROTOCOL
 
 MICRO = {"dim": 8, "layers": 1, "heads": 2, "ffn_dim": 8}
 LIVENESS = LivenessSettings()
@@ -69,9 +70,14 @@ class World:
             grid_id="grid_test",
             holder=f"holder{self.seed}",
         )
+        self.grid.sleep = self._slow
         self.invite = await tokens.ensure_invite(db, self.root, rng.randbytes)
         self.duties = Duties(self.grid)
         return self
+
+    async def _slow(self, seconds: float) -> None:
+        """What a node waits that talks too much passes at once."""
+        self.time.now += seconds
 
     async def close(self) -> None:
         for node in self.nodes:
@@ -157,8 +163,15 @@ class FakeNode:
     _numbers = itertools.count(1)
 
     def __init__(
-        self, world: World, name: str, *, devices: int = 1, key: Ed25519PrivateKey | None = None
+        self,
+        world: World,
+        name: str,
+        *,
+        devices: int = 1,
+        key: Ed25519PrivateKey | None = None,
+        protocol: int = PROTOCOL,
     ) -> None:
+        self.protocol = protocol
         self.world, self.name = world, name
         seed = next(self._numbers).to_bytes(32, "big")
         self.key = key or Ed25519PrivateKey.from_private_bytes(seed)
@@ -211,7 +224,7 @@ class FakeNode:
 
     def _registration(self, challenge: pb.Challenge) -> pb.NodeMessage:
         register = pb.RegisterSession(
-            protocol=1,
+            protocol=self.protocol,
             public_key=self.public,
             signature=signing.sign_register(self.key, challenge.grid_id, challenge.nonce),
             invite=self.world.invite,
@@ -251,6 +264,8 @@ class FakeNode:
         elif kind == "task_result_ack":
             self.acks.append(message.task_result_ack)
             self.tasks.pop(message.task_result_ack.task_id, None)
+        elif kind == "session_token":
+            self.token = message.session_token.token
         elif kind == "round_complete":
             self.completed.append(message.round_complete)
         elif kind == "control" and message.control.action == "finish":

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
+from distribai.config import LimitSettings
 from distribai.core.spec import BlobRef
 from distribai.core.tasks import Assignment
 from distribai.orchestrator.fleet import tokens
 from distribai.orchestrator.fleet.queries import list_nodes
 from distribai.orchestrator.jobs import queries
+from distribai.orchestrator.limits import Limits
 from distribai.store.statements import work
 from distribai.wire import convert, signing
 from distribai.wire.v1 import distribai_pb2 as pb
@@ -82,6 +84,7 @@ async def test_nothing_that_a_node_says_stops_the_duties(any_world: World) -> No
 
 async def test_ten_thousand_accepts_leave_nothing_behind(world: World) -> None:
     node = await world.node("a")
+    world.grid.limits = Limits(LimitSettings(messages_per_s=0.0), world.time)
     for i in range(2000):
         body = pb.TaskAccept(task_id=f"task_{i}", attempt=1, accepted=True)
         node.queue.put_nowait(pb.NodeMessage(task_accept=body))

@@ -12,7 +12,8 @@ from grpc import aio
 
 from distribai.config import OrchestratorSettings
 from distribai.errors import Conflict, UsageError
-from distribai.orchestrator.main import Orchestrator, public_host, run_orchestrator
+from distribai.orchestrator.addresses import public_host
+from distribai.orchestrator.main import Orchestrator, run_orchestrator
 from distribai.wire import joinlink, signing
 from distribai.wire.v1 import distribai_pb2 as pb
 from distribai.wire.v1.distribai_pb2_grpc import NodeServiceStub
@@ -114,10 +115,22 @@ async def test_a_port_in_use_is_named_and_nothing_is_left_running(
     await again.stop()
 
 
-async def test_listening_to_the_world_needs_a_word(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tls": True, "insecure": True},
+        {"tls_cert": "c.pem", "tls_key": "k.pem", "insecure": True},
+        {"tls_cert": "c.pem"},
+        {"public_http": "grid.example"},
+    ],
+)
+async def test_settings_that_contradict_each_other_are_refused(
+    tmp_path: Path, changes: dict[str, object]
+) -> None:
     with pytest.raises(UsageError) as caught:
-        await Orchestrator(settings(tmp_path, host="0.0.0.0")).start()
-    assert caught.value.code == "grid.insecure"
+        await Orchestrator(settings(tmp_path, **changes)).start()
+    assert caught.value.code == "config.invalid"
+    assert "secure.md" in caught.value.hint
 
 
 def test_a_wildcard_becomes_an_address_that_others_can_reach() -> None:

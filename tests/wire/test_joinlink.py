@@ -18,6 +18,14 @@ def test_a_join_link_is_read() -> None:
     assert not link.loopback
 
 
+@pytest.mark.parametrize("ca", ["0" * 64, "public"])
+def test_a_link_says_who_vouches_for_the_grid(ca: str) -> None:
+    link = parse(f"{GOOD}&ca={ca}")
+    assert link.ca == ca
+    assert link.http_url == "https://b:8766"
+    assert parse(str(link)) == link
+
+
 def test_a_known_node_needs_no_invite() -> None:
     assert parse("distribai://h/?grpc=a:1&http=b:2&grid=g").invite == ""
 
@@ -34,7 +42,10 @@ def test_a_known_node_needs_no_invite() -> None:
         ("distribai://h/?grpc=a:1&http=b:2", "no 'grid'"),
         ("distribai://h/?grpc=a:1&http=b:2&grid=", "no 'grid'"),
         ("distribai://h/?grpc=a:1&grpc=c:1&http=b:2&grid=g", "twice"),
-        ("distribai://h/?grpc=a:1&http=b:2&grid=g&ca=abc", "'ca'"),
+        ("distribai://h/?grpc=a:1&http=b:2&grid=g&tls=1", "'tls'"),
+        ("distribai://h/?grpc=a:1&http=b:2&grid=g&ca=abc", "SHA-256"),
+        ("distribai://h/?grpc=a:1&http=b:2&grid=g&ca=", "SHA-256"),
+        (f"distribai://h/?grpc=a:1&http=b:2&grid=g&ca={'A' * 64}", "SHA-256"),
         ("distribai://h/?grpc=a&http=b:2&grid=g", "host:port"),
         ("distribai://h/?grpc=a:99999&http=b:2&grid=g", "host:port"),
         ("distribai://h/?grpc=:1&http=b:2&grid=g", "host:port"),

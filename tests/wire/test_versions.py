@@ -16,7 +16,7 @@ def test_the_newest_common_version_is_taken() -> None:
     [
         (PROTOCOL + 1, PROTOCOL + 3, "pip install"),
         (0, PROTOCOL_MIN - 1, "other side"),
-        (PROTOCOL, PROTOCOL - 1, "other side"),
+        (PROTOCOL_MIN, PROTOCOL_MIN - 1, "other side"),
     ],
 )
 def test_versions_that_do_not_fit_are_refused(low: int, high: int, hint: str) -> None:

@@ -268,9 +268,11 @@ class NodeRecord(Answer):
 
 
 class GridSummary(Answer):
-    """The grid's health. ``problems`` are sentences; ``ok`` is whether there are none."""
+    """The grid's health. ``mode`` is ``trusted`` (the operator's own nodes) or ``open``
+    (strangers'); ``problems`` are sentences; ``ok`` is whether there are none."""
 
     grid_id: str
+    mode: str
     software: str
     database: str
     ok: bool

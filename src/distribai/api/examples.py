@@ -198,6 +198,7 @@ _MODELS: Mapping[str, BaseModel] = {
         bytes_down=2_100_000,
     ),
     "GridSummary": answers.GridSummary(
+        mode="trusted",
         grid_id="grid_mfrggzdfmztwq2lk",
         software="0.1.0",
         database="sqlite",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from distribai import durable
+from distribai.errors import UsageError
 
 if TYPE_CHECKING:
     from distribai.client import Client
@@ -28,23 +30,33 @@ class Reach:
         str | None,
         Parameter(help="The operator's token; better in DISTRIBAI_TOKEN, out of sight."),
     ] = None
+    ca: Annotated[str | None, Parameter(help="The grid's CA: a file in PEM, or its SHA-256.")] = (
+        None
+    )
 
 
 @dataclass(frozen=True)
 class Credentials:
     """What ``orchestrator start`` left. ``state_dir`` says whose token it is: a grid keeps its
-    token over restarts, and another grid has another."""
+    token over restarts, and another grid has another. ``ca`` is the grid's CA in PEM; empty without
+    TLS, or where the system's authorities vouch for the address."""
 
     url: str
     token: str
     state_dir: str
+    ca: str = ""
 
 
 def read_credentials(home: Home) -> Credentials | None:
     """The credentials file of this home; None when there is none that can be used."""
     try:
         found = json.loads(home.credentials.read_text(encoding="utf-8"))
-        return Credentials(str(found["url"]), str(found["token"]), str(found["state_dir"]))
+        return Credentials(
+            str(found["url"]),
+            str(found["token"]),
+            str(found["state_dir"]),
+            str(found.get("ca", "")),
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -75,7 +87,11 @@ def resolve(reach: Reach | None = None) -> Settings:
     """
     from distribai import config
 
-    flags = {} if reach is None else {"client.url": reach.url, "client.token": reach.token}
+    flags = (
+        {}
+        if reach is None
+        else {"client.url": reach.url, "client.token": reach.token, "client.ca": reach.ca}
+    )
     settings = config.load(flags)
     credentials = read_credentials(settings.home)
     if credentials is None:
@@ -86,6 +102,8 @@ def resolve(reach: Reach | None = None) -> Settings:
     same = settings["client.url"].value.rstrip("/") == credentials.url.rstrip("/")
     if same and settings["client.token"].source == "default":
         settings = settings.replaced("client.token", credentials.token, source)
+    if same and credentials.ca and settings["client.ca"].source == "default":
+        settings = settings.replaced("client.ca", source, source)
     return settings
 
 
@@ -93,5 +111,44 @@ def connect(reach: Reach | None) -> Client:
     """A client of the grid that the user means."""
     from distribai.client import Client
 
-    settings = resolve(reach).client()
-    return Client(settings.url, settings.token)
+    settings = resolve(reach)
+    client = settings.client()
+    return Client(client.url, client.token, ca=authority(settings))
+
+
+def authority(settings: Settings) -> str:
+    """The CA (PEM) that the setting ``client.ca`` means; "" for the system's authorities. One that
+    is given by its hash is fetched once, and kept in the cache under that hash.
+
+    Raises:
+        UsageError: ``config.invalid``: neither a file nor a hash.
+        Integrity: ``grid.ca``: the grid has another one.
+        Unavailable: ``grid.unreachable``.
+    """
+    wanted = settings.client().ca
+    if not wanted:
+        return ""
+    from distribai import tls
+
+    if wanted == str(settings.home.credentials):
+        found = read_credentials(settings.home)
+        return found.ca if found is not None else ""
+    path = Path(wanted).expanduser()
+    if re.fullmatch(r"[0-9a-f]{64}", wanted.lower()) and not path.is_file():
+        pin = wanted.lower()
+        kept = settings.home.cache / f"ca-{pin}.pem"
+        if kept.is_file():
+            return tls.check_pin(kept.read_text(encoding="ascii"), pin, str(kept))
+        pem = tls.fetch_ca(settings.client().url.rstrip("/"), pin)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        durable.write(kept, pem.encode(), point="client.ca")
+        return pem
+    try:
+        return path.read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError) as problem:
+        raise UsageError(
+            "config.invalid",
+            f"client.ca is {wanted!r}, which is neither a SHA-256 nor a file that can be read.",
+            "Give the orchestrator's `ca-cert`, or the hash after `ca=` in the join link.",
+            field="client.ca",
+        ) from problem

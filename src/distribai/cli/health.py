@@ -20,7 +20,7 @@ def health(*, as_json: output.Json = False, reach: Reach | None = None) -> int:
     output.data(
         output.facts(
             [
-                ("grid", f"{found.grid_id} at {client.url}"),
+                ("grid", f"{found.grid_id} at {client.url}, {found.mode}"),
                 ("state", "fine" if found.ok else "problems"),
                 (
                     "nodes",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, Parameter
 
@@ -39,11 +39,33 @@ def start(
     state_dir: Annotated[
         Path | None, Parameter(help="Where everything that lasts is kept.")
     ] = None,
+    tls: Annotated[
+        bool | None,
+        Parameter(negative="", show_default=False, help="TLS on loopback as well."),
+    ] = None,
     insecure: Annotated[
         bool | None,
         Parameter(
-            negative="", show_default=False, help="Allow listening beyond loopback without TLS."
+            negative="",
+            show_default=False,
+            help="No TLS beyond loopback: a proxy has it, or the network is trusted.",
         ),
+    ] = None,
+    keys: Annotated[
+        Path | None,
+        Parameter(help="Directory of the grid's CA.  [default: the state directory]"),
+    ] = None,
+    new_ca: Annotated[
+        bool,
+        Parameter(
+            negative="",
+            show_default=False,
+            help="Begin with a new CA, because the old one is lost or stolen.",
+        ),
+    ] = False,
+    mode: Annotated[
+        Literal["trusted", "open"] | None,
+        Parameter(help="Whose nodes may join: your own, or anybody's.  [default: as it was]"),
     ] = None,
     as_json: output.Json = False,
 ) -> int:
@@ -63,21 +85,26 @@ def start(
             "orchestrator.db": db,
             "orchestrator.blobs": blobs,
             "orchestrator.state_dir": state_dir,
+            "orchestrator.tls": tls,
             "orchestrator.insecure": insecure,
+            "orchestrator.keys": None if keys is None else str(keys),
+            "orchestrator.mode": mode,
         }
     )
     configure(wants_debug(), settings.logs().format)
     from distribai.orchestrator.main import run_orchestrator
 
     return run_orchestrator(
-        settings.orchestrator(), lambda running: _ready(running, settings, as_json)
+        settings.orchestrator(), lambda running: _ready(running, settings, as_json), new_ca=new_ca
     )
 
 
 def _ready(running: Orchestrator, settings: Settings, as_json: bool) -> None:
-    url = f"http://{reachable(running.http_address)}"
+    from distribai.tls import fingerprint
+
+    url = running.url
     state_dir = str(settings.orchestrator().state_dir)
-    saved = save_credentials(settings, url, running.operator_token, state_dir)
+    saved = save_credentials(settings, url, running.operator_token, state_dir, running.ca_pem)
     if as_json:
         output.json_line(
             {
@@ -85,6 +112,7 @@ def _ready(running: Orchestrator, settings: Settings, as_json: bool) -> None:
                 "grpc": running.grpc_address,
                 "http": running.http_address,
                 "join_link": running.join_link,
+                "ca": running.ca_pem,
                 "operator_token": running.operator_token,
                 "credentials": saved,
             }
@@ -92,6 +120,8 @@ def _ready(running: Orchestrator, settings: Settings, as_json: bool) -> None:
         return
     output.data(f"Nodes:  gRPC on {running.grpc_address}")
     output.data(f"People: HTTP on {url}")
+    if running.ca_pem:
+        output.data(f"CA:     SHA-256 {fingerprint(running.ca_pem)} (in the join link)")
     output.data("\nOn every machine that shall contribute:\n")
     # Quoted: shells would take its & for themselves. Double quotes do in all of them.
     output.data(f'    distribai node start --join "{running.join_link}"\n')
@@ -104,8 +134,10 @@ def _ready(running: Orchestrator, settings: Settings, as_json: bool) -> None:
     sys.stdout.flush()
 
 
-def save_credentials(settings: Settings, url: str, token: str, state_dir: str) -> str:
-    """Leave address and token for the other commands; where, or "" when that is not possible.
+def save_credentials(
+    settings: Settings, url: str, token: str, state_dir: str, ca_pem: str = ""
+) -> str:
+    """Leave address, token and CA for the other commands; where, or "" when that is not possible.
 
     At a later start of the same grid the token is not known any more: the one left before stays,
     with the new address. The file of another grid is only replaced by a token.
@@ -118,13 +150,7 @@ def save_credentials(settings: Settings, url: str, token: str, state_dir: str) -
             return ""
         token = before.token
     try:
-        return str(write_credentials(settings.home, Credentials(url, token, state_dir)))
+        return str(write_credentials(settings.home, Credentials(url, token, state_dir, ca_pem)))
     except OSError as problem:
         output.note(f"The credentials could not be saved: {problem}")
         return ""
-
-
-def reachable(address: str) -> str:
-    """``host:port`` as this machine reaches it: a wildcard address is its loopback."""
-    host, _, port = address.rpartition(":")
-    return f"{ {'0.0.0.0': '127.0.0.1', '[::]': '[::1]', '': '127.0.0.1'}.get(host, host) }:{port}"

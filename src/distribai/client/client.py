@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar
 import httpx
 from pydantic import ValidationError
 
-from distribai import __version__
+from distribai import __version__, tls
 from distribai.api import answers
 from distribai.api import why as why_answers
 from distribai.client import calls, problems
@@ -39,6 +39,8 @@ class Client:
     Args:
         url: address of the orchestrator's HTTP interface.
         token: the operator's token.
+        ca: the grid's CA certificate in PEM, for an https address that it vouches for; empty: the
+            authorities that the system trusts.
         transport: how bytes travel; the network by default.
 
     Every method raises the orchestrator's own errors (``distribai.errors``), and ``Unavailable``
@@ -46,10 +48,15 @@ class Client:
     """
 
     def __init__(
-        self, url: str, token: str = "", *, transport: httpx.BaseTransport | None = None
+        self,
+        url: str,
+        token: str = "",
+        *,
+        ca: str = "",
+        transport: httpx.BaseTransport | None = None,
     ) -> None:
         self.url = url
-        self._http = httpx.Client(**_options(url, token), transport=transport)
+        self._http = httpx.Client(**_options(url, token, ca), transport=transport)
         self.blobs = Transfer(self._http, url)
 
     def __enter__(self) -> Self:
@@ -261,10 +268,15 @@ class AsyncClient:
     """The awaited client: ``await client.send(calls.job("my-model"))``. As :class:`Client`."""
 
     def __init__(
-        self, url: str, token: str = "", *, transport: httpx.AsyncBaseTransport | None = None
+        self,
+        url: str,
+        token: str = "",
+        *,
+        ca: str = "",
+        transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self.url = url
-        self._http = httpx.AsyncClient(**_options(url, token), transport=transport)
+        self._http = httpx.AsyncClient(**_options(url, token, ca), transport=transport)
 
     async def __aenter__(self) -> Self:
         return self
@@ -339,11 +351,13 @@ class AsyncClient:
             await sleep(pause)
 
 
-def _options(url: str, token: str) -> dict[str, Any]:
+def _options(url: str, token: str, ca: str) -> dict[str, Any]:
     """Arguments of both httpx clients.
 
     Raises:
-        UsageError: ``url`` is no http(s) address, or the token cannot stand in a header.
+        UsageError: ``url`` is no http(s) address, or one without TLS though a CA is named, or the
+            token cannot stand in a header.
+        Integrity: ``grid.ca``: ``ca`` is no certificate.
     """
     try:
         parsed = httpx.URL(url)
@@ -351,6 +365,8 @@ def _options(url: str, token: str) -> dict[str, Any]:
         raise _bad_url(url, str(problem)) from problem
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise _bad_url(url, "it does not begin with http:// or https:// and a host")
+    if ca and parsed.scheme != "https":
+        raise _bad_url(url, "a certificate authority is named, and it does not begin with https://")
     if not token.isascii() or not token.isprintable() or " " in token:
         raise UsageError(
             "config.invalid",
@@ -368,8 +384,12 @@ def _options(url: str, token: str) -> dict[str, Any]:
         # A loopback orchestrator is never behind the proxy that the environment names, and making
         # a TLS context takes longer than a plain request.
         "trust_env": parsed.scheme == "https",
-        "verify": ssl.create_default_context() if parsed.scheme == "https" else False,
+        "verify": _trust(ca) if parsed.scheme == "https" else False,
     }
+
+
+def _trust(ca: str) -> ssl.SSLContext:
+    return tls.pinned_context(ca) if ca else ssl.create_default_context()
 
 
 def _bad_url(url: str, why: str) -> UsageError:

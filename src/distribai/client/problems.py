@@ -18,6 +18,7 @@ from distribai.errors import (
     NotAllowed,
     NotFound,
     ProtocolMismatch,
+    TooMany,
     Unauthenticated,
     Unavailable,
     UsageError,
@@ -33,6 +34,7 @@ _BY_STATUS: dict[int, tuple[type[DistribAIError], str]] = {
     413: (UsageError, "http.too_large"),
     422: (InvalidSpec, "usage.invalid"),
     426: (ProtocolMismatch, "protocol.version"),
+    429: (TooMany, "limit.rate"),
     503: (Unavailable, "grid.unreachable"),
 }
 """Class of each status, and the code to use for one that this version does not know."""

@@ -20,6 +20,7 @@ import contextlib
 import math
 import random
 import re
+import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from weakref import WeakValueDictionary
@@ -46,8 +47,16 @@ _REFUSALS: dict[int, tuple[type[DistribAIError], str]] = {
 }
 
 
+MAX_RETRY_AFTER_S = 60.0
+"""The longest pause that an answer may ask for."""
+
+
 class _Passing(Exception):  # caught within this module
-    """Something went wrong that trying again may cure."""
+    """Something went wrong that trying again may cure, not before ``after`` seconds."""
+
+    def __init__(self, what: str, after: float = 0.0) -> None:
+        super().__init__(what)
+        self.after = after
 
 
 class BlobClient:
@@ -58,6 +67,8 @@ class BlobClient:
         token: gives the present session token.
         attempts: how often in a row a download may fail without moving a byte.
         trust_env: whether proxies of the environment apply; never for a loopback address.
+        verify: gives httpx's ``verify`` for the address, asked once, before the first request;
+            may raise ``Unavailable`` as long as it cannot tell.
     """
 
     def __init__(
@@ -69,20 +80,36 @@ class BlobClient:
         *,
         attempts: int = 20,
         trust_env: bool = True,
+        verify: Callable[[], Awaitable[ssl.SSLContext | bool]] | None = None,
     ) -> None:
         self._token = token
         self._clock = clock
         self._rng = rng
         self._attempts = attempts
-        self._http = httpx.AsyncClient(
-            base_url=base_url, timeout=_TIMEOUT, follow_redirects=True, trust_env=trust_env
-        )
+        self._base_url = base_url
+        self._trust_env = trust_env
+        self._verify = verify
+        self._http_client: httpx.AsyncClient | None = None
         self.bytes_up = 0
         self.bytes_down = 0
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._http.aclose()
+        if self._http_client is not None:
+            await self._http_client.aclose()
+
+    async def _http(self) -> httpx.AsyncClient:
+        """The client, made when it is first needed: whom to trust may have to be fetched."""
+        if self._http_client is None:
+            verify = True if self._verify is None else await self._verify()
+            if self._http_client is None:  # another request was faster
+                self._http_client = httpx.AsyncClient(
+                    base_url=self._base_url,
+                    timeout=_TIMEOUT,
+                    trust_env=self._trust_env,
+                    verify=verify,
+                )
+        return self._http_client
 
     # -------------------------------------------------------------- download
 
@@ -125,9 +152,7 @@ class BlobClient:
         headers = self._headers(job_id)
         if have > 0:
             headers["Range"] = f"bytes={have}-"
-        async with self._http.stream(
-            "GET", f"/api/v1/blobs/{blob.sha256}", headers=headers
-        ) as answer:
+        async with self._get(f"/api/v1/blobs/{blob.sha256}", headers) as answer:
             if answer.status_code == 416:
                 _remove(path)
                 raise _Passing("the range was refused")
@@ -139,6 +164,22 @@ class BlobClient:
             await self._collect(answer, blob, path, start)
         if _size(path) < blob.size:
             raise _Passing("the body ended early")
+
+    @contextlib.asynccontextmanager
+    async def _get(self, path: str, headers: dict[str, str]) -> AsyncGenerator[httpx.Response]:
+        """The answer to a GET; where the grid sends on to an object store, that one's."""
+        async with (await self._http()).stream("GET", path, headers=headers) as answer:
+            if answer.next_request is None:
+                yield answer
+                return
+            elsewhere = answer.next_request
+        # The grid's CA vouches for the grid alone, and only the grid gets the token (httpx has
+        # taken it out for another host). What comes is judged by its hash.
+        elsewhere.headers.pop("Authorization", None)
+        async with httpx.AsyncClient(timeout=_TIMEOUT, trust_env=self._trust_env) as http:
+            answer = await http.send(elsewhere, stream=True, follow_redirects=True)
+            async with contextlib.aclosing(answer):
+                yield answer
 
     async def _collect(self, answer: httpx.Response, blob: BlobRef, path: Path, start: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -193,9 +234,10 @@ class BlobClient:
         )
 
     async def _upload_once(self, path: Path, blob: BlobRef, job_id: str, state: _Upload) -> None:
+        http = await self._http()
         headers = self._headers(job_id)
         if state.id:
-            answer = await self._http.head(f"/api/v1/blobs/uploads/{state.id}", headers=headers)
+            answer = await http.head(f"/api/v1/blobs/uploads/{state.id}", headers=headers)
             if answer.status_code == 404:  # finished meanwhile, or forgotten: ask from the start
                 state.id = ""
             elif answer.status_code not in (200, 204):
@@ -206,7 +248,7 @@ class BlobClient:
                     state.id = ""
         if not state.id:
             wanted = {"sha256": blob.sha256, "size": blob.size}
-            answer = await self._http.post("/api/v1/blobs", json=wanted, headers=headers)
+            answer = await http.post("/api/v1/blobs", json=wanted, headers=headers)
             if answer.status_code == 200:
                 return
             if answer.status_code != 201:
@@ -219,7 +261,7 @@ class BlobClient:
         headers["Content-Type"] = "application/offset+octet-stream"
         headers["Content-Length"] = str(blob.size - state.offset)
         async with contextlib.aclosing(self._send(path, state.offset, blob.size)) as content:
-            answer = await self._http.patch(
+            answer = await http.patch(
                 f"/api/v1/blobs/uploads/{state.id}", content=content, headers=headers
             )
         if answer.status_code in (409, 404):
@@ -265,7 +307,7 @@ class BlobClient:
             before = moved()
             try:
                 return await once()
-            except (_Passing, httpx.TransportError) as problem:
+            except (_Passing, Unavailable, httpx.TransportError) as problem:
                 failures = 1 if moved() > before else failures + 1
                 if failures >= attempts:
                     raise Unavailable(
@@ -276,13 +318,14 @@ class BlobClient:
                     ) from problem
                 if failures == 1:
                     waits = full_jitter(self._rng)
-            await self._clock.sleep(next(waits))
+                after = problem.after if isinstance(problem, _Passing) else 0.0
+            await self._clock.sleep(max(next(waits), after))
 
     async def _refuse(self, answer: httpx.Response) -> None:
         """Raise what an answer other than the expected one means."""
         await answer.aread()
         if answer.status_code in _PASSING:
-            raise _Passing(f"the grid answered {answer.status_code}")
+            raise _Passing(f"the grid answered {answer.status_code}", _retry_after(answer))
         raise _error_of(answer)
 
 
@@ -303,6 +346,11 @@ def _size(path: Path) -> int:
 
 def _remove(path: Path) -> None:
     path.unlink(missing_ok=True)
+
+
+def _retry_after(answer: httpx.Response) -> float:
+    text = answer.headers.get("Retry-After", "") if answer.status_code == 429 else ""
+    return min(float(text), MAX_RETRY_AFTER_S) if text.isdecimal() else 0.0
 
 
 def _range_start(answer: httpx.Response) -> int:

@@ -32,6 +32,7 @@ from distribai.node.keeping import HandFiles
 from distribai.node.link import Hello, Link
 from distribai.node.platform import DirectoryLock
 from distribai.node.transport import GrpcTransport, Transport
+from distribai.node.trust import Trust
 from distribai.node.worker import Worker
 from distribai.wire import convert, joinlink
 from distribai.wire.joinlink import JoinLink
@@ -83,7 +84,8 @@ class Daemon:
         self._join = join_link(settings)
         self._clock = clock or SystemClock()
         self._rng = rng or random.Random()
-        self._transport = transport or GrpcTransport(self._join.grpc)
+        self._trust = Trust(self._join, settings.state_dir)
+        self._transport = transport or GrpcTransport(self._join.grpc, self._trust)
         self._command = command
         self._leaving = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -123,6 +125,7 @@ class Daemon:
             self._clock,
             self._rng,
             trust_env=not self._join.loopback,
+            verify=self._trust.context,
         )
 
         def services(worker: Worker) -> Services:

@@ -8,7 +8,8 @@
 
 Numbered messages wait in the :class:`~distribai.wire.channel.Channel` until they are acknowledged.
 After a break the node asks to go on with the same session; an orchestrator that still knows it
-resends what was lost, and so does the node. Heartbeats run in a task of their own. A connection on
+resends what was lost, and so does the node. The token for the blobs comes with the registration,
+and its successors over the stream. Heartbeats run in a task of their own. A connection on
 which nothing arrives for three heartbeats counts as lost, besides HTTP/2's keepalive: a proxy may
 answer pings for an orchestrator that is gone.
 """
@@ -165,7 +166,8 @@ class Link:
 
         Raises:
             DistribAIError: why the grid does not take this node (any more): ``node.fenced``,
-                ``node.invite``, ``protocol.version`` and others.
+                ``node.invite``, ``protocol.version`` and others; ``grid.ca``: it is not the grid
+                that the join link names.
         """
         waits = full_jitter(self._rng)
         while True:
@@ -276,7 +278,9 @@ class Link:
             body = message.WhichOneof("body")
             if body == "session_end":
                 raise _ending(message.session_end)
-            if body == "heartbeat_ack":
+            if body == "session_token":
+                self.session_token = message.session_token.token
+            elif body == "heartbeat_ack":
                 self._healthy = True
                 self._set_interval(message.heartbeat_ack.next_s)
             elif verdict == "deliver" and body in RELIABLE:

@@ -13,7 +13,9 @@ from typing import Any, Protocol
 import grpc
 import grpc.aio
 
-from distribai.errors import ProtocolMismatch
+from distribai.errors import ProtocolMismatch, Unavailable
+from distribai.node.trust import Trust
+from distribai.tls import GRID_NAME
 from distribai.wire.joinlink import is_loopback
 from distribai.wire.options import CLIENT_OPTIONS
 from distribai.wire.v1 import distribai_pb2 as pb
@@ -53,22 +55,40 @@ class Transport(Protocol):
 
 
 class GrpcTransport:
-    """Streams over gRPC to ``host:port``, each over a connection of its own.
+    """Streams over gRPC to ``host:port``, each over a connection of its own; with TLS if ``trust``
+    says whom to believe.
 
     A fresh channel per stream costs a handshake per reconnect and spares gRPC's own reconnect
     backoff, which would add to the link's.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, trust: Trust | None = None) -> None:
         self._address = address
+        self._trust = trust
         proxy = () if not is_loopback(address) else (("grpc.enable_http_proxy", 0),)
         self._options = (*CLIENT_OPTIONS, *proxy, ("grpc.use_local_subchannel_pool", 1))
 
     async def connect(self) -> Connection:
-        """A new stream; it is opened in the background."""
-        channel = grpc.aio.insecure_channel(self._address, options=self._options)
+        """A new stream; it is opened in the background.
+
+        Raises:
+            Integrity: ``grid.ca``: the grid's CA is another one than the join link names.
+        """
+        channel = await self._channel()
         stub = NodeServiceStub(channel)  # type: ignore[no-untyped-call]  # generated code
         return _GrpcConnection(channel, stub.Session())
+
+    async def _channel(self) -> grpc.aio.Channel:
+        if self._trust is None or self._trust.plain:
+            return grpc.aio.insecure_channel(self._address, options=self._options)
+        try:
+            roots = await self._trust.roots()
+        except Unavailable as problem:
+            raise ConnectionLost(problem.message) from problem
+        name = (("grpc.ssl_target_name_override", GRID_NAME),) if self._trust.pinned else ()
+        return grpc.aio.secure_channel(
+            self._address, grpc.ssl_channel_credentials(roots), options=(*self._options, *name)
+        )
 
 
 class _GrpcConnection:

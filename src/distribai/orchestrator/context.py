@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from distribai.config import OrchestratorSettings
 from distribai.core.ids import RANDOM_BYTES, Kind, make_id
 from distribai.orchestrator.feed import Tail
+from distribai.orchestrator.fleet.passes import Ring
 from distribai.orchestrator.fleet.registry import Registry
+from distribai.orchestrator.limits import Limits
 from distribai.orchestrator.metrics import Metrics
 from distribai.store.blobs import BlobStore
 from distribai.store.engine import Database
@@ -53,9 +55,12 @@ class Grid:
 
     ``clock`` is monotonic seconds and decides nothing that is stored; ``entropy(n)`` gives n random
     bytes. ``holder`` names this process in leased rows. ``tail`` is where readers of events wait.
-    ``counted`` are bytes that wait to be written (``orchestrator.traffic``), ``metrics`` this
-    process's figures. ``started_at`` and ``not_before`` (database time): when this process started,
-    and until when it waits for nodes that were at work before.
+    ``counted`` are bytes that wait to be
+    written (``orchestrator.traffic``), ``metrics`` this process's figures. ``started_at`` and
+    ``not_before`` (database time): when this process started, and until when it waits for nodes
+    that were at work before. ``ring`` are the keys of nodes' tokens, ``limits`` how often one may
+    ask; ``sleep`` slows who asks too often. ``ca_pem`` is the CA that this process's certificate is
+    signed by; empty without TLS, or with a certificate that everybody trusts.
     """
 
     db: Database
@@ -72,6 +77,14 @@ class Grid:
     metrics: Metrics = field(default_factory=Metrics)
     started_at: float = 0.0
     not_before: float = 0.0
+    ring: Ring = field(default_factory=Ring)
+    limits: Limits = field(init=False)
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    ca_pem: str = ""
+
+    def __post_init__(self) -> None:
+        """Set up what follows from the settings."""
+        self.limits = Limits(self.settings.limits, self.clock)
 
     @property
     def scratch(self) -> Path:

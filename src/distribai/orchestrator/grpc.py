@@ -23,11 +23,12 @@ import structlog
 
 from distribai.core.states import Intent
 from distribai.core.text import MAX_REASON, clean
-from distribai.errors import DistribAIError, NotAllowed, ProtocolMismatch
+from distribai.errors import DistribAIError, NotAllowed, ProtocolMismatch, TooMany
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.fleet.liveness import goodbye, release_node
 from distribai.orchestrator.fleet.registration import read_intent, register
 from distribai.orchestrator.fleet.registry import LiveSession, LogEntry, Stream, ack_message
+from distribai.orchestrator.limits import SLOWED, too_many
 from distribai.orchestrator.rounds import tasks
 from distribai.orchestrator.rounds.results import take_result
 from distribai.wire.convert import (
@@ -75,12 +76,20 @@ class NodeService(NodeServiceServicer):
         self, request_iterator: Incoming, context: Any
     ) -> AsyncIterator[pb.OrchestratorMessage]:
         """One node's stream, from its challenge to its end."""
-        async for message in serve(self._grid, request_iterator):
+        async for message in serve(self._grid, request_iterator, context.peer()):
             yield message
 
 
-async def serve(grid: Grid, incoming: Incoming) -> AsyncIterator[pb.OrchestratorMessage]:
-    """One stream: messages out for messages in."""
+async def serve(
+    grid: Grid, incoming: Incoming, peer: str = ""
+) -> AsyncIterator[pb.OrchestratorMessage]:
+    """One stream: messages out for messages in. ``peer`` is gRPC's name of the other side; empty
+    for this machine."""
+    try:
+        grid.limits.join(peer)
+    except TooMany as problem:
+        yield _end(problem)
+        return
     nonce = grid.entropy(NONCE_BYTES)
     yield pb.OrchestratorMessage(
         challenge=pb.Challenge(
@@ -138,6 +147,7 @@ async def _read(grid: Grid, session: LiveSession, stream: Stream, incoming: Inco
     """Take in a stream's messages until it ends; then end the other direction as well."""
     try:
         async for message in incoming:
+            await _pace(grid, session)
             if stream.closed:
                 return
             if session.channel.judge(message.seq, message.ack) == "duplicate":
@@ -153,6 +163,27 @@ async def _read(grid: Grid, session: LiveSession, stream: Stream, incoming: Inco
         grid.fleet.drop(session)
     finally:
         stream.close()
+
+
+async def _pace(grid: Grid, session: LiveSession) -> None:
+    """Let a node that sends too much wait: its stream is not read meanwhile, so that it cannot
+    send.
+
+    Raises:
+        TooMany: ``limit.rate``: it goes on and on.
+    """
+    limits = grid.limits
+    if not (wait := limits.message(session.node_id)):
+        session.slowed = 0
+        return
+    session.slowed += 1
+    if session.slowed == 1:
+        log.info("node.slowed", limit=limits.messages.rate.per_s)
+    if session.slowed > SLOWED:
+        raise too_many(f"node {session.node_id}", limits.messages.rate, wait)
+    while wait:
+        await grid.sleep(wait)
+        wait = limits.message(session.node_id)
 
 
 async def _take(grid: Grid, session: LiveSession, message: pb.NodeMessage) -> None:

@@ -11,18 +11,23 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
-from ipaddress import ip_address
+from pathlib import Path
 
+import grpc
 import structlog
 import uvicorn
 from grpc import aio
 
 from distribai.config import OrchestratorSettings
 from distribai.core.ids import RANDOM_BYTES, make_id
-from distribai.errors import Conflict, UsageError
+from distribai.errors import Conflict
+from distribai.orchestrator import addresses, certificates
+from distribai.orchestrator.addresses import join_address
+from distribai.orchestrator.certificates import ServerTls
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.duties import Duties
 from distribai.orchestrator.fleet import liveness, tokens
+from distribai.orchestrator.fleet.registration import MODE, TRUSTED
 from distribai.orchestrator.grpc import NodeService
 from distribai.orchestrator.http.app import create_app
 from distribai.store import leases
@@ -31,7 +36,6 @@ from distribai.store.engine import Database
 from distribai.store.lock import FileLock
 from distribai.store.migrate import migrate
 from distribai.store.statements import fleet
-from distribai.wire.joinlink import JoinLink
 from distribai.wire.options import SERVER_OPTIONS
 from distribai.wire.v1 import distribai_pb2 as pb
 from distribai.wire.v1.distribai_pb2_grpc import add_NodeServiceServicer_to_server
@@ -45,15 +49,20 @@ GOODBYE_S = 2.0
 class Orchestrator:
     """One orchestrator.
 
-    After :meth:`start`: ``grpc_address`` and ``http_address`` are ``host:port`` as bound,
+    After :meth:`start`: ``grpc_address`` and ``http_address`` are ``host:port`` as bound, ``url``
+    is the HTTP interface as this machine reaches it, ``ca_pem`` the CA that vouches for it (empty
+    without TLS, or where the system's authorities do; ``new_ca`` begins with another one),
     ``join_link`` is what contributors paste, and ``operator_token`` is the operator's token at the
     grid's first start, and until :meth:`told`; empty at every later one.
     """
 
-    def __init__(self, settings: OrchestratorSettings) -> None:
+    def __init__(self, settings: OrchestratorSettings, *, new_ca: bool = False) -> None:
         self.settings = settings
+        self._new_ca = new_ca
         self.grpc_address = ""
         self.http_address = ""
+        self.url = ""
+        self.ca_pem = ""
         self.join_link = ""
         self.operator_token = ""
         self.grid: Grid
@@ -64,11 +73,12 @@ class Orchestrator:
         """Lock, migrate, listen, run the duties. Whatever fails, nothing is left running.
 
         Raises:
-            UsageError: ``grid.insecure``; ``config.invalid``: an impossible database URL.
-            Conflict: ``grid.locked``, ``grid.port`` or ``grid.schema``.
+            UsageError: ``config.invalid``: settings that contradict each other, an impossible
+                database URL, a certificate that cannot be used.
+            Conflict: ``grid.locked``, ``grid.port``, ``grid.schema`` or ``grid.keys``.
             Unavailable: ``grid.database`` or ``blob.store``.
         """
-        check_bind(self.settings)
+        addresses.check(self.settings)
         try:
             await self._start()
         except BaseException:
@@ -77,20 +87,16 @@ class Orchestrator:
 
     async def _start(self) -> None:
         invite = await self._open_stores()
-        grpc_port = await self._serve_grpc()
-        http_port = await self._serve_http()
+        tls = await self._certificate()
+        grpc_port = await self._serve_grpc(tls)
+        http_port = await self._serve_http(tls)
         host = self.settings.host
-        self.grpc_address = _address(host, grpc_port)
-        self.http_address = _address(host, http_port)
-        public = public_host(host)
+        self.grpc_address = join_address(host, grpc_port)
+        self.http_address = join_address(host, http_port)
+        self.ca_pem = self.grid.ca_pem
+        self.url = addresses.own_url(self.settings, http_port, tls)
         self.join_link = str(
-            JoinLink(
-                host=_bracketed(public),
-                grpc=_address(public, grpc_port),
-                http=_address(public, http_port),
-                grid=self.grid.grid_id,
-                invite=invite,
-            )
+            addresses.join_link(self.settings, grpc_port, http_port, tls, self.grid.grid_id, invite)
         )
         self.duties = Duties(self.grid)
         self.duties.start()
@@ -126,6 +132,7 @@ class Orchestrator:
             state / "staging",
             max_bytes=self.settings.max_blob_bytes,
         )
+        await ensure_mode(db, self.settings.mode)
         self.operator_token = await tokens.ensure_operator_token(db, state, os.urandom)
         invite = await tokens.ensure_invite(db, state, os.urandom)
         self.grid = Grid(
@@ -142,19 +149,50 @@ class Orchestrator:
         self._stack.push_async_callback(self._leave)
         return invite
 
+    async def _certificate(self) -> ServerTls | None:
+        """What the servers show; None: they speak without TLS.
+
+        Every replica must show certificates of one CA, which the database names."""
+        settings = self.settings
+        if not addresses.has_tls(settings):
+            return None
+        now = certificates.utc(time.time())
+        if settings.tls_cert:
+            return certificates.own_certificate(
+                Path(settings.tls_cert), Path(settings.tls_key), now
+            )
+        directory = Path(settings.keys) if settings.keys else settings.state_dir
+        try:
+            if self._new_ca:
+                certificates.set_aside(directory)
+            authority = certificates.ensure_authority(directory, now)
+        except OSError as problem:
+            raise keys_unreadable(directory, problem) from problem
+        tls = certificates.server_certificate(authority, addresses.hosts(settings), now)
+        await check_authority(self.grid.db, directory, tls.ca, replace=self._new_ca)
+        self.grid.ca_pem = tls.ca_pem
+        return tls
+
     async def _leave(self) -> None:
         """The last words of this process to the database."""
         await liveness.flush(self.grid)
         async with self.grid.db.write() as tx:
             await leases.drop_duties(tx, self.grid.holder)
 
-    async def _serve_grpc(self) -> int:
+    async def _serve_grpc(self, tls: ServerTls | None) -> int:
         server = aio.server(options=list(SERVER_OPTIONS))
         # Generated code has no types.
         add_NodeServiceServicer_to_server(NodeService(self.grid), server)  # type: ignore[no-untyped-call]
         wanted = self.settings.grpc_port
         try:
-            port: int = server.add_insecure_port(_address(self.settings.host, wanted))
+            where = join_address(self.settings.host, wanted)
+            port: int = (
+                server.add_insecure_port(where)
+                if tls is None
+                else server.add_secure_port(
+                    where, grpc.ssl_server_credentials([(tls.key_pem, tls.chain_pem)])
+                )
+            )
         except RuntimeError as problem:
             raise _port_in_use(self.settings.host, wanted, "--grpc-port") from problem
         await server.start()
@@ -168,7 +206,7 @@ class Orchestrator:
         self._stack.push_async_callback(stop)
         return port
 
-    async def _serve_http(self) -> int:
+    async def _serve_http(self, tls: ServerTls | None) -> int:
         host, wanted = self.settings.host, self.settings.http_port
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.socket(family, socket.SOCK_STREAM)
@@ -179,15 +217,18 @@ class Orchestrator:
             listener.bind((host, wanted))
         except OSError as problem:
             raise _port_in_use(host, wanted, "--http-port") from problem
-        server = _HttpServer(
-            uvicorn.Config(
-                create_app(self.grid),
-                log_config=None,
-                access_log=False,
-                lifespan="off",
-                timeout_graceful_shutdown=int(GOODBYE_S),
-            )
+        config = uvicorn.Config(
+            create_app(self.grid),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=int(GOODBYE_S),
+            forwarded_allow_ips=self.settings.proxies,
         )
+        if tls is not None:
+            context = certificates.http_context(tls, self.settings.state_dir)
+            config.ssl_context_factory = lambda *_: context
+        server = _HttpServer(config)
         task = asyncio.create_task(server.serve(sockets=[listener]), name="http")
 
         async def stop() -> None:
@@ -224,7 +265,10 @@ class _HttpServer(uvicorn.Server):
 
 
 def run_orchestrator(
-    settings: OrchestratorSettings, on_ready: Callable[[Orchestrator], None]
+    settings: OrchestratorSettings,
+    on_ready: Callable[[Orchestrator], None],
+    *,
+    new_ca: bool = False,
 ) -> int:
     """Run until SIGINT or SIGTERM; the exit status.
 
@@ -233,10 +277,12 @@ def run_orchestrator(
     Raises:
         DistribAIError: see :meth:`Orchestrator.start`.
     """
-    return asyncio.run(_run(settings, on_ready))
+    return asyncio.run(_run(settings, on_ready, new_ca))
 
 
-async def _run(settings: OrchestratorSettings, on_ready: Callable[[Orchestrator], None]) -> int:
+async def _run(
+    settings: OrchestratorSettings, on_ready: Callable[[Orchestrator], None], new_ca: bool
+) -> int:
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for name in (signal.SIGINT, signal.SIGTERM):
@@ -244,7 +290,7 @@ async def _run(settings: OrchestratorSettings, on_ready: Callable[[Orchestrator]
             loop.add_signal_handler(name, stopping.set)
         else:
             signal.signal(name, lambda *_: loop.call_soon_threadsafe(stopping.set))
-    orchestrator = Orchestrator(settings)
+    orchestrator = Orchestrator(settings, new_ca=new_ca)
     await orchestrator.start()
     try:
         on_ready(orchestrator)
@@ -264,50 +310,45 @@ async def _run(settings: OrchestratorSettings, on_ready: Callable[[Orchestrator]
     return 0
 
 
-def check_bind(settings: OrchestratorSettings) -> None:
-    """Refuse to listen to the world without TLS unless told so.
+async def check_authority(db: Database, directory: Path, ca: str, *, replace: bool = False) -> None:
+    """Refuse a replica whose CA is not the grid's: nodes that pinned that would refuse it.
+    ``replace`` makes it the grid's.
 
     Raises:
-        UsageError: ``grid.insecure``.
+        Conflict: ``grid.keys``.
     """
-    if settings.insecure or is_loopback(settings.host):
-        return
-    raise UsageError(
-        "grid.insecure",
-        f"Listening on {settings.host} would carry tokens in the clear beyond this machine.",
-        "Bind to 127.0.0.1 behind a tunnel, or add --insecure on a network that you trust.",
-        field="host",
+    async with db.write() as tx:
+        if replace:
+            await fleet.set_fact(tx, "ca", ca)
+        else:
+            await fleet.set_fact_once(tx, "ca", ca)
+        known = await fleet.fact(tx, "ca")
+    if known != ca:
+        raise Conflict(
+            "grid.keys",
+            f"The CA in {directory} ({ca[:16]}...) is not this grid's ({str(known)[:16]}...).",
+            "Copy `ca-key` and `ca-cert` from the grid's first replica, or let --keys name a "
+            "directory that all replicas share. If they are lost: `orchestrator start --new-ca`, "
+            "and every node needs the new join link.",
+        )
+
+
+async def ensure_mode(db: Database, wanted: str) -> None:
+    """Write down whose nodes the grid takes: as ``wanted``, or, when nothing is said, as before."""
+    async with db.write() as tx:
+        if wanted:
+            await fleet.set_fact(tx, MODE, wanted)
+        else:
+            await fleet.set_fact_once(tx, MODE, TRUSTED)
+
+
+def keys_unreadable(directory: Path, problem: OSError) -> Conflict:
+    """The keys are there, or should be, and cannot be had."""
+    return Conflict(
+        "grid.keys",
+        f"The grid's keys in {directory} cannot be read or written: {problem.strerror}.",
+        "The orchestrator's user must be able to read them, and at the first start to write there.",
     )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether ``host`` is only this machine."""
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def public_host(host: str) -> str:
-    """What others can reach a bind address by: a wildcard becomes this machine's own address."""
-    try:
-        wildcard = ip_address(host).is_unspecified
-    except ValueError:
-        wildcard = False
-    if not wildcard:
-        return host
-    family, target = (
-        (socket.AF_INET6, "2001:db8::1") if ":" in host else (socket.AF_INET, "192.0.2.1")
-    )
-    # Connecting a datagram socket sends nothing; it only picks the address that would be used.
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((target, 9))
-        except OSError:
-            return socket.gethostname()
-        return str(probe.getsockname()[0])
 
 
 async def _grid_id(db: Database) -> str:
@@ -329,15 +370,7 @@ def _goodbye() -> pb.SessionEnd:
 def _port_in_use(host: str, port: int, flag: str) -> Conflict:
     return Conflict(
         "grid.port",
-        f"{_address(host, port)} cannot be listened on: the port is in use, or the address is not "
-        "this machine's.",
+        f"{join_address(host, port)} cannot be listened on: the port is in use, or the address is "
+        "not this machine's.",
         f"Stop what uses it, or take another port: {flag} (0 takes any free one).",
     )
-
-
-def _address(host: str, port: int) -> str:
-    return f"{_bracketed(host)}:{port}"
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

@@ -265,6 +265,7 @@ class GridSummary:
     """The grid's health. ``problems`` are sentences; ``ok`` is whether there are none."""
 
     grid_id: str
+    mode: str
     software: str
     database: str
     ok: bool

@@ -16,6 +16,7 @@ _CLASSES: dict[str, type[DistribAIError]] = {
     "protocol.version": errors.ProtocolMismatch,
     "protocol.sequence": errors.ProtocolMismatch,
     "protocol.malformed": errors.ProtocolMismatch,
+    "limit.rate": errors.TooMany,
     "internal.fault": errors.InternalFault,
 }
 

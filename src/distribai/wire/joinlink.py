@@ -2,25 +2,30 @@
 
 ::
 
-    distribai://HOST/?grpc=host:port&http=host:port&invite=TOKEN&grid=ID
+    distribai://HOST/?grpc=host:port&http=host:port&invite=TOKEN&grid=ID&ca=SHA256
 
 ``HOST`` is for people; the addresses are in ``grpc`` and ``http``, which may differ in host and
 port. ``grid`` is the grid's id, which the orchestrator's challenge must repeat. ``invite`` is
-needed once, for a key that is new to the grid. A parameter that this program does not know is
+needed once, for a key that is new to the grid. ``ca`` says who vouches for the servers: the SHA-256
+of the grid's CA certificate, or ``public`` for the authorities that the system trusts; a link
+without it is for a grid without TLS. A parameter that this program does not know is
 refused: a link that names the grid's CA must never be read by a program that would ignore it.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import re
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from distribai.errors import UsageError
+from distribai.tls import PUBLIC
 
 SCHEME = "distribai"
 _NEEDED = ("grpc", "http", "grid")
-_KNOWN = (*_NEEDED, "invite")
+_KNOWN = (*_NEEDED, "invite", "ca")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _HINT = "Copy the whole line that `distribai orchestrator start` printed, in quotes."
 
 
@@ -33,11 +38,12 @@ class JoinLink:
     http: str
     grid: str
     invite: str = ""
+    ca: str = ""
 
     @property
     def http_url(self) -> str:
         """Base URL of the HTTP interface, without a slash at the end."""
-        return f"http://{self.http}"
+        return f"{'https' if self.ca else 'http'}://{self.http}"
 
     @property
     def loopback(self) -> bool:
@@ -49,6 +55,8 @@ class JoinLink:
         if self.invite:
             query["invite"] = self.invite
         query["grid"] = self.grid
+        if self.ca:
+            query["ca"] = self.ca
         return f"{SCHEME}://{self.host}/?{urlencode(query, safe=':[]', quote_via=quote)}"
 
 
@@ -80,7 +88,12 @@ def parse(text: str) -> JoinLink:
             raise _bad(f"it has no {name!r}")
     for name in ("grpc", "http"):
         split_address(values[name])
-    return JoinLink(host, values["grpc"], values["http"], values["grid"], values.get("invite", ""))
+    ca = values.get("ca", "")
+    if "ca" in values and ca != PUBLIC and not _SHA256.fullmatch(ca):
+        raise _bad(f"its 'ca' is neither a SHA-256 (64 hex digits) nor {PUBLIC!r}")
+    return JoinLink(
+        host, values["grpc"], values["http"], values["grid"], values.get("invite", ""), ca
+    )
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -1,13 +1,18 @@
 """Which versions of the wire contract this program speaks.
 
 A version is raised when an older peer could misunderstand a message, not when a field is added.
+
+== ===================================================================================
+1  the first one
+2  session tokens expire, and ``SessionToken`` brings new ones over the running session
+== ===================================================================================
 """
 
 from __future__ import annotations
 
 from distribai.errors import ProtocolMismatch
 
-PROTOCOL = 1
+PROTOCOL = 2
 """The newest version that this program speaks."""
 
 PROTOCOL_MIN = 1

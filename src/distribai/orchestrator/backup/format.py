@@ -20,6 +20,7 @@ from distribai import durable
 from distribai.core.plain import fingerprint, from_plain, to_plain
 from distribai.core.spec import BlobRef
 from distribai.errors import Conflict, Integrity, NotFound, Unavailable
+from distribai.orchestrator.certificates import CA_CERT, CA_KEY
 from distribai.orchestrator.fleet.tokens import UNTOLD
 from distribai.orchestrator.webhooks.keys import WEBHOOK_KEY
 from distribai.store.blobs import blob_key, hash_file
@@ -31,8 +32,9 @@ FORMAT = 1
 MANIFEST = "backup.json"
 REVISION_TABLE = "alembic_version"
 BLOB_LIST = "named-blobs"
-STATE_FILES = ("invite", UNTOLD, WEBHOOK_KEY)
-"""Secrets that no database holds: files of the state directory."""
+STATE_FILES = ("invite", UNTOLD, WEBHOOK_KEY, CA_KEY, CA_CERT)
+"""Secrets of which the database knows the hash at most: files of the state directory. The CA is
+among them unless it lies elsewhere (``orchestrator.keys``)."""
 
 PLAIN_NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 """Tables, files and snapshots: nothing that could lead out of the backup's directory."""

@@ -13,6 +13,7 @@ from distribai.core.states import Intent, Liveness, TaskState
 from distribai.errors import NotAllowed, Unavailable
 from distribai.orchestrator import events, traffic
 from distribai.orchestrator.context import Grid
+from distribai.orchestrator.fleet import passes
 from distribai.orchestrator.fleet.registry import LiveSession, LogEntry
 from distribai.orchestrator.fleet.tokens import BARRED
 from distribai.orchestrator.rounds import results, tasks
@@ -48,6 +49,7 @@ async def flush(grid: Grid) -> None:
             sums = await traffic.write(tx, counted)
             nodes = await fleet.nodes_by_id(tx, [s.node_id for s in grid.fleet])
             still_open = await fleet.open_sessions(tx, [s.id for s in grid.fleet])
+            now = tx.now
     except Unavailable:
         for session in heard:
             session.heard = True
@@ -59,6 +61,7 @@ async def flush(grid: Grid) -> None:
         session.flushed_up, session.flushed_down = moved[session.node_id]
     _bar(grid, nodes)
     _fence(grid, heard, still_open)
+    await passes.renew(grid, now)
     if back:
         grid.wake.set()
 

@@ -8,6 +8,7 @@ from distribai import __version__
 from distribai.core.states import Liveness, TaskState
 from distribai.errors import Unavailable
 from distribai.orchestrator.context import Grid
+from distribai.orchestrator.fleet.registration import MODE, TRUSTED
 from distribai.orchestrator.records import DeviceRecord, GridSummary, NodeRecord, Page
 from distribai.orchestrator.webhooks.duties import stranded
 from distribai.store.engine import AnyRow
@@ -68,11 +69,13 @@ async def summary(grid: Grid) -> GridSummary:
         leased = await work.tasks_in(tx, (TaskState.LEASED,))
         counts = await work.count_tasks(tx, (TaskState.QUEUED, TaskState.LEASED))
         by_state = await jobs.count_by_state(tx)
+        mode = await fleet.fact(tx, MODE) or TRUSTED
         now = tx.now
     online = sum(n.liveness == Liveness.ONLINE for n in nodes)
     problems = await _problems(grid, by_state, len(nodes), online)
     return GridSummary(
         grid_id=grid.grid_id,
+        mode=mode,
         software=__version__,
         database=grid.db.dialect,
         ok=not problems,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ from distribai.core.text import clean
 from distribai.errors import NotAllowed, ProtocolMismatch
 from distribai.orchestrator import events
 from distribai.orchestrator.context import Grid
+from distribai.orchestrator.fleet import passes
 from distribai.orchestrator.fleet.liveness import fenced, release_node
 from distribai.orchestrator.fleet.registry import LiveSession
 from distribai.orchestrator.fleet.tokens import BARRED, SESSION_BYTES, hash_secret, new_secret
@@ -32,6 +34,10 @@ from distribai.wire.convert import MAX_NAME, devices_from_wire, in_hand_from_wir
 from distribai.wire.signing import verify_register
 from distribai.wire.v1 import distribai_pb2 as pb
 from distribai.wire.versions import negotiate
+
+MODE, TRUSTED, OPEN = "mode", "trusted", "open"
+"""The fact of the grid that says whose nodes it takes, and its values: the operator's,
+strangers'."""
 
 MAX_BLOBS = 1000
 MAX_DEVICES = 64
@@ -67,7 +73,7 @@ async def register(grid: Grid, message: pb.RegisterSession, nonce: bytes) -> Reg
     # Two streams of one key at once would each believe that the other is the older one.
     async with grid.fleet.joining(node_id):
         session, token, resumed, held = await _enter(
-            grid, node_id, key, message, devices, intent, in_hand
+            grid, node_id, key, message, devices, intent, in_hand, protocol
         )
     session.heard = True
     session.in_hand = dict(held)
@@ -97,6 +103,7 @@ async def _enter(
     devices: tuple[Device, ...],
     intent: Intent,
     in_hand: Iterable[TaskInHand],
+    protocol: int,
 ) -> tuple[LiveSession, str, bool, set[tuple[str, int]]]:
     """The session, its token, whether it goes on, and the attempts that the node keeps."""
     old = grid.fleet.of(node_id)
@@ -108,13 +115,20 @@ async def _enter(
             old.channel.resume(message.received)
         except ProtocolMismatch:
             resumed = False
-    token = new_secret("dns_", grid.entropy, SESSION_BYTES)
+    expires = protocol >= passes.FIRST_PROTOCOL
+    if expires:
+        await passes.ready(grid)
     session_id = old.id if resumed and old is not None else grid.new_id("ses")
     async with grid.db.write() as tx:
         await _admit(tx, node_id, key, message, devices, intent)
         if resumed and session_id not in await fleet.open_sessions(tx, [session_id]):
             # Another replica has taken it over, or the node counted as gone meanwhile.
             resumed, session_id = False, grid.new_id("ses")
+        token, until = (
+            passes.issue(grid, node_id, session_id, tx.now)
+            if expires
+            else (new_secret("dns_", grid.entropy, SESSION_BYTES), math.inf)
+        )
         if resumed:
             await fleet.renew_session(tx, session_id, hash_secret(token))
         else:
@@ -133,6 +147,7 @@ async def _enter(
         await release_node(
             grid, node_id, "its node came back without it", keep=frozenset(session.assigned)
         )
+    session.protocol, session.token_until = protocol, until
     return session, token, resumed, held
 
 
@@ -191,7 +206,7 @@ async def _admit(
             public_key=key,
             name=_name(message.name),
             liveness=Liveness.ONLINE.value,
-            standing=Standing.TRUSTED.value,
+            standing=await _first_standing(tx),
             intent=intent.value,
             software=_name(message.software),
             devices=to_plain(devices),
@@ -214,6 +229,12 @@ async def _admit(
     )
     if node.liveness != Liveness.ONLINE:
         await events.record(tx, "node.online", node_id=node_id)
+
+
+async def _first_standing(tx: Tx) -> str:
+    """A stranger of an open grid begins on probation."""
+    mode = await fleet.fact(tx, MODE)
+    return (Standing.PROBATION if mode == OPEN else Standing.TRUSTED).value
 
 
 def _check_standing(node: AnyRow) -> None:

@@ -65,12 +65,12 @@ class LiveSession:
 
     ``assigned`` are the attempts that were sent to the node and not yet taken back, by task id;
     ``stopping`` those that it was told to stop, ``hurried`` those that it was told to finish,
-    ``reported`` the latest ones that it has ended.
-    ``refusals`` in a row were its answer to tasks, and until ``refused_until`` (on the process's
-    clock) it is not asked again.
-    ``told`` is the newest version of each job that it was told of. ``heard`` says that something
-    came since the last flush. Bytes are totals that the node reports since its daemon started, and
-    what of them was flushed.
+    ``reported`` the latest ones that it has ended. ``refusals`` in a row were its answer to tasks,
+    and until ``refused_until`` (on the process's clock) it is not asked again. ``told`` is the
+    newest version of each job that it was told of. ``heard`` says that something came since the
+    last flush; ``slowed`` messages in a row came too fast. ``protocol`` is the version that the
+    node speaks, ``token_until`` (database time) when its present token ends. Bytes are totals that
+    the node reports since its daemon started, and what of them was flushed.
     """
 
     id: str
@@ -93,6 +93,9 @@ class LiveSession:
     held_versions: dict[str, int] = field(default_factory=dict)
     blobs: frozenset[str] = frozenset()
     heard: bool = True
+    slowed: int = 0
+    protocol: int = 1
+    token_until: float = math.inf
     bytes_up: int = 0
     bytes_down: int = 0
     flushed_up: int = 0

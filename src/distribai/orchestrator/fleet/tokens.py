@@ -1,9 +1,9 @@
 """Who may speak: the operator's token, node session tokens, invites.
 
-All are random, 128 bits or more, and stored as SHA-256 only: nothing in the database lets anybody
-in. (A fast hash is right here: there is no dictionary to try against random bits.) The invite's
-text is kept in a file that only the operator's user may read, so that every start prints the same
-join link.
+Newer nodes' session tokens are signed and short-lived (``fleet.passes``). All others are random,
+128 bits or more, and stored as SHA-256 only: nothing in the database lets anybody in. (A fast hash
+is right here: there is no dictionary to try against random bits.) The invite's text is kept in a
+file that only the operator's user may read, so that every start prints the same join link.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from distribai.core.ids import RANDOM_BYTES, make_id
 from distribai.core.states import Standing
 from distribai.errors import NotAllowed, Unauthenticated
 from distribai.orchestrator.context import Grid
+from distribai.orchestrator.fleet import passes
 from distribai.orchestrator.records import Principal
-from distribai.store.engine import Database
+from distribai.store.engine import AnyRow, Database
 from distribai.store.statements import fleet
 
 OPERATOR_BYTES = 32
@@ -52,6 +53,8 @@ async def verify_token(grid: Grid, token: str) -> Principal:
         Unauthenticated: ``auth.invalid``: unknown, expired or revoked.
         NotAllowed: ``auth.forbidden``: the token of a node that is quarantined or banned.
     """
+    if passes.looks_like(token):
+        return await _verify_pass(grid, token)
     hashed = hash_secret(token)
     async with grid.db.read() as tx:
         if (found := await fleet.token(tx, hashed)) is not None:
@@ -64,6 +67,24 @@ async def verify_token(grid: Grid, token: str) -> Principal:
             "The operator's token was printed at the grid's first start; a node gets a new one "
             "whenever it connects.",
         )
+    return _node(node)
+
+
+async def _verify_pass(grid: Grid, token: str) -> Principal:
+    """The node whose open session a short-lived token belongs to."""
+    async with grid.db.read() as tx:
+        found = await passes.verify(grid, tx, token)
+        node = await fleet.node_of_session(tx, found.session_id, found.node_id)
+    if node is None:
+        raise Unauthenticated(
+            "auth.invalid",
+            "The session of the node's token has ended.",
+            "A node gets a new one whenever it connects.",
+        )
+    return _node(node)
+
+
+def _node(node: AnyRow) -> Principal:
     if node.standing in BARRED:
         raise NotAllowed("auth.forbidden", f"The node {node.id} is {node.standing}.")
     return Principal("node", node.id)

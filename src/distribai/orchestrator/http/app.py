@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import Depends, FastAPI
 
 from distribai import __version__
+from distribai.api import answers
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.http import (
     blobs,
@@ -21,7 +22,7 @@ from distribai.orchestrator.http import (
     why,
 )
 from distribai.orchestrator.http.description import Described
-from distribai.orchestrator.http.middleware import PREFIX, Envelope
+from distribai.orchestrator.http.middleware import PREFIX, Doorman, Envelope
 from distribai.orchestrator.http.security import authorize, open_to_everyone
 
 
@@ -32,6 +33,12 @@ def create_app(grid: Grid) -> FastAPI:
         version=__version__,
         summary="Jobs, nodes, events and blobs of one grid.",
         dependencies=[Depends(authorize)],
+        responses={
+            429: {
+                "model": answers.Problem,
+                "description": "Too often: `Retry-After` says when to ask again.",
+            }
+        },
         # The interactive pages would load scripts from elsewhere.
         docs_url=None,
         redoc_url=None,
@@ -39,6 +46,7 @@ def create_app(grid: Grid) -> FastAPI:
     )
     app.state.grid = grid
     problems.install(app)
+    app.add_middleware(Doorman, limits=lambda: app.state.grid.limits)
     app.add_middleware(
         Envelope,
         clock=grid.clock,

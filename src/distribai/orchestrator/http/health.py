@@ -8,6 +8,7 @@ from fastapi import APIRouter, Response
 
 from distribai.api import answers
 from distribai.core.plain import to_plain
+from distribai.errors import NotFound
 from distribai.orchestrator.fleet import queries
 from distribai.orchestrator.http.security import GridOf, open_to_everyone
 
@@ -30,6 +31,21 @@ async def readyz(grid: GridOf, response: Response) -> dict[str, str]:
         return {"status": "ready"}
     response.status_code = 503
     return {"status": "not ready"}
+
+
+@router.get(
+    "/ca",
+    summary="The grid's CA certificate",
+    response_class=Response,
+    responses={200: {"content": {"application/x-pem-file": {}}}},
+)
+@open_to_everyone
+async def certificate_authority(grid: GridOf) -> Response:
+    """In PEM. Whoever fetches it compares its SHA-256 with the one that the join link promises; 404
+    where the grid has no TLS, or a certificate that the system's authorities vouch for."""
+    if not grid.ca_pem:
+        raise NotFound("grid.missing", "This grid has no certificate authority of its own.")
+    return Response(grid.ca_pem, media_type="application/x-pem-file")
 
 
 @router.get("/health", summary="The grid's health", response_model=answers.GridSummary)

@@ -9,7 +9,12 @@ from collections.abc import Callable
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from distribai.errors import TooMany
+from distribai.orchestrator.http import problems
+from distribai.orchestrator.limits import Limits
 
 MAX_BODY = 4 << 20
 """Bytes of a request's body outside the blob uploads. A spec with all its knobs takes some
@@ -87,6 +92,44 @@ class Envelope:
 
     def _new_id(self) -> str:
         return "req_" + base64.b32encode(self._entropy(10)).decode().lower()
+
+
+class Doorman:
+    """Turns away who asks too often, before anything is read or looked up.
+
+    Args:
+        limits: the limits of the grid that is served.
+    """
+
+    def __init__(self, app: ASGIApp, *, limits: Callable[[], Limits]) -> None:
+        self._app = app
+        self._limits = limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        token = _token(Headers(scope=scope).get("authorization", ""))
+        limits = self._limits()
+        try:
+            limits.arrive((scope.get("client") or ("",))[0], token)
+        except TooMany as problem:
+            refusal = problems.answer(Request(scope), problem)
+            refusal.headers["Connection"] = "close"  # its body is not read
+            await refusal(scope, receive, send)
+            return
+
+        async def send_and_note(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] == 401:
+                limits.refused(token)
+            await send(message)
+
+        await self._app(scope, receive, send_and_note)
+
+
+def _token(authorization: str) -> str:
+    kind, _, token = authorization.partition(" ")
+    return token.strip() if kind.lower() == "bearer" else ""
 
 
 def _template(scope: Scope) -> str:

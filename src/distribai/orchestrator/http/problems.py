@@ -7,6 +7,7 @@ requests with several wrong fields ``errors``: a list of ``{field, message}``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import structlog
@@ -17,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from distribai.core.text import MAX_REASON, clean
-from distribai.errors import CODES, DistribAIError, Unauthenticated
+from distribai.errors import CODES, DistribAIError, TooMany, Unauthenticated
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -65,6 +66,8 @@ def answer(request: Request, error: DistribAIError) -> JSONResponse:
     headers: dict[str, str] = {}
     if isinstance(error, Unauthenticated):
         headers["WWW-Authenticate"] = 'Bearer realm="distribai"'
+    elif isinstance(error, TooMany):
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
     elif error.http_status == 503:
         headers["Retry-After"] = "1"
     return problem(

@@ -80,6 +80,7 @@ async def authorize(
     Raises:
         Unauthenticated: no bearer token, or one that nobody issued.
         NotAllowed: a node outside the blobs.
+        TooMany: the key or its owner asks too often.
     """
     access = access_of(request.scope.get("endpoint"))
     if access is Access.PUBLIC or (access is Access.METRICS and grid.settings.open_metrics):
@@ -92,6 +93,7 @@ async def authorize(
             "once. The command line takes it from DISTRIBAI_TOKEN.",
         )
     principal = await tokens.verify_token(grid, credentials.credentials)
+    grid.limits.admit(credentials.credentials, _owner(principal))
     if principal.kind != "operator" and access in (Access.OPERATOR, Access.METRICS):
         raise NotAllowed(
             "auth.forbidden",
@@ -99,6 +101,10 @@ async def authorize(
             "Use the operator's token.",
         )
     return principal
+
+
+def _owner(principal: Principal) -> str:
+    return principal.node_id or principal.kind
 
 
 async def caller(principal: Annotated[Principal | None, Depends(authorize)]) -> Principal:

@@ -14,13 +14,15 @@ from distribai.core.plain import fingerprint, to_plain
 from distribai.core.states import JobState, RoundState, TaskState
 from distribai.core.tasks import Outcome
 from distribai.core.text import MAX_REASON, clean
+from distribai.errors import NotAllowed
 from distribai.orchestrator import events
 from distribai.orchestrator.context import Grid
+from distribai.orchestrator.fleet.tokens import BARRED
 from distribai.orchestrator.jobs.commands import end_job
 from distribai.orchestrator.rounds import tasks
 from distribai.store import leases
 from distribai.store.engine import AnyRow, Tx
-from distribai.store.statements import jobs, work
+from distribai.store.statements import fleet, jobs, work
 from distribai.wire.signing import verify_outcome
 
 _CODE = re.compile(r"[a-z0-9_]{1,32}\.[a-z0-9_]{1,32}")
@@ -66,7 +68,8 @@ async def take_result(
     """Take in a result that came over the session of ``node_id``.
 
     Raises:
-        NotAllowed: ``node.key``: the signature is not valid; nothing changes.
+        NotAllowed: ``node.key``: the signature is not valid; ``auth.forbidden``: the node is
+            quarantined or banned. Nothing changes.
     """
     verify_outcome(public_key, signature, outcome)
     async with grid.db.read() as tx:
@@ -75,6 +78,9 @@ async def take_result(
         return _not_held(outcome, "there is no such task")
     async with grid.db.write() as tx:
         await jobs.lock(tx, task.job_id)
+        # Here and not only at the stream: what counts must not slip through just after a ban.
+        if (standing := await fleet.standing(tx, node_id)) in BARRED:
+            raise NotAllowed("auth.forbidden", f"This node is {standing}.")
         task = await work.get_task(tx, outcome.task_id)
         assert task is not None, "tasks are never deleted"
         answer = await _take(tx, task, node_id, outcome, signature)

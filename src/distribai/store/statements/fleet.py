@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import and_, bindparam, exists, insert, or_, select, update
+from sqlalchemy import and_, bindparam, delete, exists, insert, or_, select, update
 
 from distribai.core.states import Liveness, Standing
 from distribai.store.engine import AnyRow, Tx
@@ -170,6 +170,25 @@ async def open_sessions(tx: Tx, ids: Collection[str]) -> set[str]:
     return {row.id for row in rows}
 
 
+async def node_of_session(tx: Tx, session_id: str, node_id: str) -> AnyRow | None:
+    """Id and standing of a node whose session ``session_id`` is open."""
+    return await tx.first(
+        select(nodes.c.id, nodes.c.standing)
+        .join(sessions, sessions.c.node_id == nodes.c.id)
+        .where(
+            sessions.c.id == session_id,
+            sessions.c.ended_at.is_(None),
+            nodes.c.id == node_id,
+        )
+    )
+
+
+async def standing(tx: Tx, node_id: str) -> str | None:
+    """A node's standing; None: there is no such node."""
+    found = await tx.scalar(select(nodes.c.standing).where(nodes.c.id == node_id))
+    return None if found is None else str(found)
+
+
 async def node_of_token(tx: Tx, token_hash: str) -> AnyRow | None:
     """Id and standing of the node whose open session has this token."""
     return await tx.first(
@@ -239,6 +258,25 @@ async def fact(tx: Tx, key: str) -> str | None:
     """A single fact of the grid."""
     found = await tx.scalar(select(meta.c.value).where(meta.c.key == key))
     return None if found is None else str(found)
+
+
+async def facts(tx: Tx, prefix: str) -> list[tuple[str, str]]:
+    """All facts whose keys begin with ``prefix``."""
+    rows = await tx.all(
+        select(meta.c.key, meta.c.value).where(meta.c.key.startswith(prefix, autoescape=True))
+    )
+    return [(str(row.key), str(row.value)) for row in rows]
+
+
+async def drop_fact(tx: Tx, key: str) -> None:
+    """Remove a fact."""
+    await tx.run(delete(meta).where(meta.c.key == key))
+
+
+async def set_fact(tx: Tx, key: str, value: str) -> None:
+    """Write a fact, in place of an earlier one."""
+    statement = tx.insert(meta).values(key=key, value=value)
+    await tx.run(statement.on_conflict_do_update(index_elements=["key"], set_={"value": value}))
 
 
 async def set_fact_once(tx: Tx, key: str, value: str) -> None:

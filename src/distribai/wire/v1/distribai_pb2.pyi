@@ -27,7 +27,7 @@ class NodeMessage(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., ack: _Optional[int] = ..., register: _Optional[_Union[RegisterSession, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., task_accept: _Optional[_Union[TaskAccept, _Mapping]] = ..., task_progress: _Optional[_Union[TaskProgress, _Mapping]] = ..., task_result: _Optional[_Union[TaskResult, _Mapping]] = ..., log: _Optional[_Union[LogMessage, _Mapping]] = ...) -> None: ...
 
 class OrchestratorMessage(_message.Message):
-    __slots__ = ("seq", "ack", "challenge", "register_ack", "heartbeat_ack", "task_assign", "round_complete", "control", "task_result_ack", "session_end")
+    __slots__ = ("seq", "ack", "challenge", "register_ack", "heartbeat_ack", "task_assign", "round_complete", "control", "task_result_ack", "session_end", "session_token")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     ACK_FIELD_NUMBER: _ClassVar[int]
     CHALLENGE_FIELD_NUMBER: _ClassVar[int]
@@ -38,6 +38,7 @@ class OrchestratorMessage(_message.Message):
     CONTROL_FIELD_NUMBER: _ClassVar[int]
     TASK_RESULT_ACK_FIELD_NUMBER: _ClassVar[int]
     SESSION_END_FIELD_NUMBER: _ClassVar[int]
+    SESSION_TOKEN_FIELD_NUMBER: _ClassVar[int]
     seq: int
     ack: int
     challenge: Challenge
@@ -48,7 +49,8 @@ class OrchestratorMessage(_message.Message):
     control: ControlMessage
     task_result_ack: TaskResultAck
     session_end: SessionEnd
-    def __init__(self, seq: _Optional[int] = ..., ack: _Optional[int] = ..., challenge: _Optional[_Union[Challenge, _Mapping]] = ..., register_ack: _Optional[_Union[RegisterAck, _Mapping]] = ..., heartbeat_ack: _Optional[_Union[HeartbeatAck, _Mapping]] = ..., task_assign: _Optional[_Union[TaskAssign, _Mapping]] = ..., round_complete: _Optional[_Union[DiLoCoRoundComplete, _Mapping]] = ..., control: _Optional[_Union[ControlMessage, _Mapping]] = ..., task_result_ack: _Optional[_Union[TaskResultAck, _Mapping]] = ..., session_end: _Optional[_Union[SessionEnd, _Mapping]] = ...) -> None: ...
+    session_token: SessionToken
+    def __init__(self, seq: _Optional[int] = ..., ack: _Optional[int] = ..., challenge: _Optional[_Union[Challenge, _Mapping]] = ..., register_ack: _Optional[_Union[RegisterAck, _Mapping]] = ..., heartbeat_ack: _Optional[_Union[HeartbeatAck, _Mapping]] = ..., task_assign: _Optional[_Union[TaskAssign, _Mapping]] = ..., round_complete: _Optional[_Union[DiLoCoRoundComplete, _Mapping]] = ..., control: _Optional[_Union[ControlMessage, _Mapping]] = ..., task_result_ack: _Optional[_Union[TaskResultAck, _Mapping]] = ..., session_end: _Optional[_Union[SessionEnd, _Mapping]] = ..., session_token: _Optional[_Union[SessionToken, _Mapping]] = ...) -> None: ...
 
 class BlobRef(_message.Message):
     __slots__ = ("sha256", "size")
@@ -151,6 +153,12 @@ class RegisterAck(_message.Message):
     keep: _containers.RepeatedCompositeFieldContainer[TaskInHand]
     drop: _containers.RepeatedCompositeFieldContainer[TaskInHand]
     def __init__(self, protocol: _Optional[int] = ..., node_id: _Optional[str] = ..., session_id: _Optional[str] = ..., session_token: _Optional[str] = ..., resumed: _Optional[bool] = ..., received: _Optional[int] = ..., heartbeat_s: _Optional[float] = ..., keep: _Optional[_Iterable[_Union[TaskInHand, _Mapping]]] = ..., drop: _Optional[_Iterable[_Union[TaskInHand, _Mapping]]] = ...) -> None: ...
+
+class SessionToken(_message.Message):
+    __slots__ = ("token",)
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    token: str
+    def __init__(self, token: _Optional[str] = ...) -> None: ...
 
 class SessionEnd(_message.Message):
     __slots__ = ("code", "message", "hint", "retry")
