@@ -56,7 +56,7 @@ EVALUATION_BATCH = 32
 GRIDS: dict[str, tuple[tuple[float, float], ...]] = {
     "diloco": ((0.007, 0.003), (0.012, 0.005), (0.02, 0.0085)),
     "ddp": ((0.004, 0.007), (0.007, 0.012), (0.012, 0.02)),
-    "adamw_ddp": ((0.0035, 0.0), (0.006, 0.0), (0.01, 0.0)),
+    "adamw_ddp": ((0.0012, 0.0), (0.002, 0.0), (0.0035, 0.0)),
 }
 """Learning rates (AdamW's, Muon's) that each side is tuned over."""
 

@@ -178,6 +178,7 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
     "node.progress_s": (0.0, 3600.0),
     "node.checkpoint_s": (0.0, 86400.0),
     "node.checkpoint_bytes": (0, 2**60),
+    "orchestrator.orphans_s": (0.0, 10**9),
     "liveness.heartbeat_s": (0.05, 3600.0),
     "liveness.degraded_s": (0.1, 86400.0),
     "liveness.offline_s": (0.1, 86400.0),

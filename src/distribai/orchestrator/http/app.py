@@ -7,7 +7,6 @@ from typing import Any
 from fastapi import Depends, FastAPI
 
 from distribai import __version__
-from distribai.api import answers
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.http import (
     blobs,
@@ -33,12 +32,6 @@ def create_app(grid: Grid) -> FastAPI:
         version=__version__,
         summary="Jobs, nodes, events and blobs of one grid.",
         dependencies=[Depends(authorize)],
-        responses={
-            429: {
-                "model": answers.Problem,
-                "description": "Too often: `Retry-After` says when to ask again.",
-            }
-        },
         # The interactive pages would load scripts from elsewhere.
         docs_url=None,
         redoc_url=None,

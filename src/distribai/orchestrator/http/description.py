@@ -30,6 +30,7 @@ _SAID = {
     "for another request.",
     413: "The body is larger than the interface takes.",
     422: "A field is missing, ill-typed or impossible; `errors` lists them.",
+    429: "Too often: `Retry-After` says when to ask again.",
     500: "A defect of the orchestrator.",
     503: "The database, the blob store or a node cannot be reached now; `Retry-After`.",
 }
@@ -99,7 +100,7 @@ def operations(found: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]
 
 def failures(path: str, operation: dict[str, Any], access: Access) -> set[int]:
     """The statuses that an operation may fail with."""
-    found = {500, 503}
+    found = {429, 500, 503}
     if access is not Access.PUBLIC:
         found |= {401, 403}
     parameters = operation.get("parameters", [])
