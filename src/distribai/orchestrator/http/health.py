@@ -10,6 +10,7 @@ from distribai.api import answers
 from distribai.core.plain import to_plain
 from distribai.errors import NotFound
 from distribai.orchestrator.fleet import queries
+from distribai.orchestrator.http import problems
 from distribai.orchestrator.http.security import GridOf, open_to_everyone
 
 probes = APIRouter(tags=["health"])
@@ -37,7 +38,13 @@ async def readyz(grid: GridOf, response: Response) -> dict[str, str]:
     "/ca",
     summary="The grid's CA certificate",
     response_class=Response,
-    responses={200: {"content": {"application/x-pem-file": {}}}},
+    responses={
+        200: {"content": {"application/x-pem-file": {}}},
+        404: {
+            "description": "The grid has no CA of its own.",
+            "content": {problems.MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+        },
+    },
 )
 @open_to_everyone
 async def certificate_authority(grid: GridOf) -> Response:
