@@ -70,8 +70,8 @@ PAYLOAD = Payload(delta=6e6, update=6e6, snapshot=6e6)
 
 POLICIES = {
     "ours": (RoundSpec(), True),
-    "wait_for_all": (RoundSpec(quorum=1.0), False),
-    "fixed_timeout": (RoundSpec(quorum=0.5), False),
+    "wait_for_all": (RoundSpec(quorum=1.0, staleness=0), False),
+    "fixed_timeout": (RoundSpec(quorum=0.5, staleness=0), False),
 }
 
 Run = tuple[str, str, int]

@@ -182,6 +182,7 @@ register(
     task__cancelled="The task was cancelled.",
     task__declined="The node would not take the task.",
     task__lost="The node that held the task fell silent or went away.",
+    task__let_go="The node no longer has the task: it left, or came back without it.",
     task__timeout="Nobody answered in time.",
     blob__hash="The bytes do not match the declared hash.",
     blob__size="The upload has another size than declared, or is too large.",

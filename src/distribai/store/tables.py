@@ -148,6 +148,7 @@ tasks = Table(
     Column("leased_at", Double),
     Column("submitted_at", Double),
     Column("ended_at", Double),
+    Column("not_before", Double),
     Index(None, "state"),
     Index(None, "job_id", "round", "take"),
     Index(None, "job_id", "seq", unique=True),
@@ -170,6 +171,7 @@ submissions = Table(
     Column("job_id", ForeignKey("jobs.id"), nullable=False),
     Column("round", Integer, nullable=False),
     Column("take", Integer, nullable=False),
+    Column("base_version", Integer, nullable=False, server_default="0"),
     Column("phase", String(16), nullable=False),
     Column("node_id", ForeignKey("nodes.id"), nullable=False),
     Column("attempt", Integer, nullable=False),
@@ -183,7 +185,8 @@ submissions = Table(
     Column("signature", LargeBinary, nullable=False),
     Column("accepted_at", Double, nullable=False),
     Index(None, "job_id", "round", "take"),
-    comment="accepted work: the primary key lets a task count once whatever else goes wrong",
+    comment="accepted work: the primary key lets a task count once whatever else goes wrong; round "
+    "and take are those that it is merged in, base_version is what it started from",
 )
 
 versions = Table(

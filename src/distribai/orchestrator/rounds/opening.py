@@ -142,7 +142,8 @@ async def _open(grid: Grid, job_id: str) -> bool:
         take, carried = 0, 0
         if last is not None and last.number == number:
             take = last.take + 1
-            carried = len(await work.submissions_of_round(tx, job_id, number, last.take))
+            made = await work.tasks_of_round(tx, job_id, number, last.take)
+            carried = sum(t.state == TaskState.ACCEPTED for t in made)
         members, _ = how.eligible(
             [Member(d.node_id, d.index, speeds.get((d.node_id, d.index))) for d in here],
             max(1, spec.workers_min - carried),
@@ -164,7 +165,7 @@ async def _open(grid: Grid, job_id: str) -> bool:
             steps=spec.steps_of_round(number),
             opened_at=tx.now,
         )
-        if carried:
+        if take:
             await work.carry_over(tx, job_id, number, take - 1, take)
         await jobs.save_pool(tx, job_id, pool)
         for slot in slots:

@@ -19,6 +19,7 @@ from distribai.core.tasks import Phase
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.rounds import tasks
 from distribai.orchestrator.rounds.decisions import RoundView, view_round
+from distribai.orchestrator.rounds.late import destination, may_come_back
 from distribai.orchestrator.rounds.opening import SPEED_ROUNDS, AbleDevice, able_devices
 from distribai.store import leases
 from distribai.store.engine import AnyRow, Tx
@@ -99,7 +100,7 @@ def _free(grid: Grid, device: AbleDevice) -> FreeDevice:
 def _failed_at(row: AnyRow) -> str:
     """The node at which the last attempt failed. To lose a lease is no failure: a machine that was
     away and is back may go on."""
-    if not row.causes or row.causes[-1]["code"] == tasks.LOST:
+    if not row.causes or row.causes[-1]["code"] in tasks.NO_HARM:
         return ""
     return str(row.causes[-1]["node_id"])
 
@@ -152,7 +153,9 @@ class _Sight:
         if row.phase == "train":
             hopeful = await self._hopeful(tx, row, job)
             if hopeful is None:
-                picture.hopeless.append(row)
+                kept = may_come_back(row) and (await destination(tx, row)).exists
+                if not kept:  # else it is its own node's, in this round or as late work
+                    picture.hopeless.append(row)
                 return
             late = frozenset(d.node_id for d in self.free) - hopeful
             task = replace(task, excluded=task.excluded | late)

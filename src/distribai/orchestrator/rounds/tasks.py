@@ -24,8 +24,12 @@ from distribai.store.engine import AnyRow, Tx
 from distribai.store.statements import jobs, work
 from distribai.store.values import ranges_from_json, ranges_to_json
 
-LOST, DECLINED = "task.lost", "task.declined"
-"""Causes that are no failed attempt: the node is gone, or would not take the task."""
+LOST, LET_GO, DECLINED = "task.lost", "task.let_go", "task.declined"
+"""Causes that are no failed attempt: the node fell silent and may come back with the task, it has
+the task no longer, or it would not take it."""
+
+NO_HARM = frozenset({LOST, LET_GO})
+"""Causes after which the same node may have the task again at once."""
 
 LOST_LEASES_PER_ATTEMPT = 4
 """A task may lose so many times ``max_attempts`` leases before it counts as the machines' killer:
