@@ -169,6 +169,7 @@ submissions = Table(
     metadata,
     Column("task_id", ForeignKey("tasks.id"), primary_key=True),
     Column("job_id", ForeignKey("jobs.id"), nullable=False),
+    # Round and take that it is merged in; late work started from an older version.
     Column("round", Integer, nullable=False),
     Column("take", Integer, nullable=False),
     Column("base_version", Integer, nullable=False, server_default="0"),
@@ -185,8 +186,7 @@ submissions = Table(
     Column("signature", LargeBinary, nullable=False),
     Column("accepted_at", Double, nullable=False),
     Index(None, "job_id", "round", "take"),
-    comment="accepted work: the primary key lets a task count once whatever else goes wrong; round "
-    "and take are those that it is merged in, base_version is what it started from",
+    comment="accepted work: the primary key lets a task count once whatever else goes wrong",
 )
 
 versions = Table(

@@ -9,11 +9,14 @@ next. Such work never counts towards a quorum or a minimum: no version is made o
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from distribai.core.paradigms import paradigm
+from distribai.core.spec import JobSpec
 from distribai.core.states import JOB, JobState, RoundState, TaskState, is_terminal
 from distribai.orchestrator.rounds import tasks
+from distribai.orchestrator.rounds.opening import SPEED_ROUNDS, share_left
 from distribai.store.engine import AnyRow, Tx
 from distribai.store.statements import jobs, work
 
@@ -64,6 +67,27 @@ def may_come_back(task: AnyRow) -> bool:
         and bool(task.causes)
         and task.causes[-1]["code"] == tasks.LOST
     )
+
+
+async def kept_for_their_nodes(
+    tx: Tx, spec: JobSpec, row: AnyRow, rows: Iterable[AnyRow]
+) -> frozenset[str]:
+    """Ids of an open round's tasks that nobody else gets, and that the round does not wait for.
+
+    Their nodes fell silent and may come back, and a later round takes what they bring then. As long
+    as another device could do more of such a task in what is left of the round than had been done,
+    it is better off there; from then on it belongs to its node.
+    """
+    lost = [t for t in rows if may_come_back(t)]
+    how = paradigm(spec.paradigm)
+    number = row.number + 1
+    if not lost or number >= spec.round_count:
+        return frozenset()
+    if not how.takes_late(row.number, number, spec.rounds)[0]:
+        return frozenset()
+    speeds = await work.speeds(tx, row.job_id, row.number - SPEED_ROUNDS)
+    possible = share_left(spec, row, tx.now, speeds.values()) * spec.steps_of_round(row.number)
+    return frozenset(t.id for t in lost if (t.progress or {}).get("step", 0) >= possible)
 
 
 async def end_expired(tx: Tx, job: AnyRow) -> None:

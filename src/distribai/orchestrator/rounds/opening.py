@@ -7,6 +7,7 @@ function (``core.paradigms``). A node that joins later waits for v + 1.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import cast
 
@@ -83,6 +84,16 @@ async def training_devices(tx: Tx) -> dict[tuple[str, int], str]:
         elif task.member_id:
             found[task.member_id, task.member_device] = task.job_id
     return found
+
+
+def share_left(spec: JobSpec, row: AnyRow, now: float, speeds: Iterable[float]) -> float:
+    """What is left of an open round, 0 to 1: all of it as long as no speed is known."""
+    fastest = max(speeds, default=0.0)
+    if not fastest:
+        return 1.0
+    tokens = spec.steps_of_round(row.number) * spec.batch * spec.seq_len
+    done = float(now - row.opened_at) * fastest / tokens
+    return max(0.0, 1.0 - done)
 
 
 def waits_for(job: AnyRow, devices: list[AbleDevice], training: dict[tuple[str, int], str]) -> str:

@@ -151,11 +151,11 @@ class _Sight:
             # Never straight back to where it just failed, as long as another could take it.
             task = replace(task, excluded=frozenset({task.last_failed_node}) - {""})
         if row.phase == "train":
+            if await self._is_kept(tx, row, job):
+                return
             hopeful = await self._hopeful(tx, row, job)
             if hopeful is None:
-                kept = may_come_back(row) and (await destination(tx, row)).exists
-                if not kept:  # else it is its own node's, in this round or as late work
-                    picture.hopeless.append(row)
+                picture.hopeless.append(row)
                 return
             late = frozenset(d.node_id for d in self.free) - hopeful
             task = replace(task, excluded=task.excluded | late)
@@ -177,6 +177,22 @@ class _Sight:
             )
         return self.jobs[row.job_id]
 
+    async def _is_kept(self, tx: Tx, row: AnyRow, job: _JobSight) -> bool:
+        """Whether it is its own node's, in this round or as late work."""
+        if not may_come_back(row):
+            return False
+        view = await self._view(tx, (row.job_id, row.round, row.take), job.spec)
+        return (await destination(tx, row)).exists if view is None else row.id in view.kept
+
+    async def _view(self, tx: Tx, key: tuple[str, int, int], spec: JobSpec) -> RoundView | None:
+        """The round ``key`` as it is now, None when it is not open."""
+        if key not in self.views:
+            current = await work.get_round(tx, *key)
+            if current is None or current.state != RoundState.OPEN:
+                return None
+            self.views[key] = await view_round(tx, spec, current, self.grid.not_before)
+        return self.views[key]
+
     async def _hopeful(self, tx: Tx, row: AnyRow, job: _JobSight) -> frozenset[str] | None:
         """Nodes that could do a dead slot's work in time; None when no free one can."""
         key = (row.job_id, row.round, row.take)
@@ -188,12 +204,10 @@ class _Sight:
         self, tx: Tx, key: tuple[str, int, int], steps: int, job: _JobSight
     ) -> frozenset[str] | None:
         spec = job.spec
-        if key not in self.views:
-            current = await work.get_round(tx, *key)
-            if current is None or current.state != RoundState.OPEN:
-                return None
-            self.views[key] = await view_round(tx, spec, current, self.grid.not_before)
-        decision = self.views[key].decision
+        view = await self._view(tx, key, spec)
+        if view is None:
+            return None
+        decision = view.decision
         tokens = steps * spec.batch * spec.seq_len
         how = paradigm(spec.paradigm)
 

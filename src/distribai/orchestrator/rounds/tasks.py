@@ -220,7 +220,8 @@ async def requeue(
         node_id=task.node_id,
         reason=why,
         lease_until=None,
-        progress=None,
+        # Of what it may come back with, if it may.
+        progress=task.progress if code == LOST else None,
         member_id="",
         failures=failures,
         causes=causes,
