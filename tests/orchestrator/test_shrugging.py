@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from dataclasses import replace
+
+import pytest
 
 from distribai.core.spec import RoundSpec
 from distribai.orchestrator.jobs import commands, queries

@@ -213,9 +213,7 @@ async def _heartbeat(grid: Grid, session: LiveSession, beat: pb.Heartbeat) -> No
     if changed and intent is Intent.DRAIN:
         # It finishes what it names; what was on its way to it can go to others at once.
         keep = frozenset(session.in_hand)
-        await release_node(
-            grid, session.node_id, "its node drains", keep=keep, code=tasks.LET_GO
-        )
+        await release_node(grid, session.node_id, "its node drains", keep=keep, code=tasks.LET_GO)
 
 
 async def _accept(grid: Grid, session: LiveSession, accept: pb.TaskAccept) -> None:

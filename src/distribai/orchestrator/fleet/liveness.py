@@ -221,9 +221,7 @@ async def release_node(
             await _release(grid, task, why, code=code)
 
 
-async def _release(
-    grid: Grid, task: AnyRow, why: str, *, code: str, expired: bool = False
-) -> None:
+async def _release(grid: Grid, task: AnyRow, why: str, *, code: str, expired: bool = False) -> None:
     async with grid.db.write() as tx:
         await jobs.lock(tx, task.job_id)
         current = await work.get_task(tx, task.id)

@@ -341,4 +341,3 @@ async def carry_over(tx: Tx, job_id: str, number: int, old: int, new: int) -> Se
         .returning(tasks.c.id)
     )
     return [row.id for row in moved]
-
