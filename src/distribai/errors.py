@@ -178,7 +178,7 @@ register(
     task__not_held="The node reports for a task or attempt that it does not hold.",
     task__failed="The task failed on its node.",
     task__rejected="The submission does not fit its task, or its figures contradict each other.",
-    task__superseded="The result came after its round had closed; its samples are trained again.",
+    task__superseded="The result came too late for any round; its samples are trained again.",
     task__cancelled="The task was cancelled.",
     task__declined="The node would not take the task.",
     task__lost="The node that held the task fell silent or went away.",

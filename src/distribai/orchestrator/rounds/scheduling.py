@@ -7,7 +7,7 @@ anything has changed meanwhile, and is then tried again at the next look.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 from distribai.core.paradigms import paradigm
@@ -30,13 +30,16 @@ from distribai.store.statements import jobs, work
 class Picture:
     """What the scheduler sees: queued tasks that may be leased, and the free devices.
 
-    ``hopeless`` are queued tasks of rounds in which nobody can finish them any more.
+    ``hopeless`` are queued tasks of rounds in which nobody can finish them any more, ``kept`` wait
+    for the nodes that fell silent with them, ``resting`` failed everywhere and wait a while.
     """
 
     queued: list[QueuedTask]
     free: list[FreeDevice]
     hopeless: list[AnyRow]
     now: float
+    kept: list[AnyRow] = field(default_factory=list)
+    resting: list[AnyRow] = field(default_factory=list)
 
 
 async def schedule(grid: Grid) -> bool:
@@ -150,8 +153,15 @@ class _Sight:
         if job.fitting - {task.last_failed_node}:
             # Never straight back to where it just failed, as long as another could take it.
             task = replace(task, excluded=frozenset({task.last_failed_node}) - {""})
+        if row.not_before is not None and row.not_before > tx.now:
+            failed = tasks.failed_at(row)
+            if not job.fitting - failed:
+                picture.resting.append(row)
+                return
+            task = replace(task, excluded=task.excluded | failed)
         if row.phase == "train":
             if await self._is_kept(tx, row, job):
+                picture.kept.append(row)
                 return
             hopeful = await self._hopeful(tx, row, job)
             if hopeful is None:

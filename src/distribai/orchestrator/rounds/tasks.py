@@ -31,6 +31,10 @@ the task no longer, or it would not take it."""
 NO_HARM = frozenset({LOST, LET_GO})
 """Causes after which the same node may have the task again at once."""
 
+REST_S, MAX_REST_S = 5.0, 300.0
+"""Seconds that a task is kept from the nodes at which it failed; each further failure doubles them.
+A node whose disk is full would use up all attempts in the time of a few messages."""
+
 LOST_LEASES_PER_ATTEMPT = 4
 """A task may lose so many times ``max_attempts`` leases before it counts as the machines' killer:
 nodes come and go, which is not the job's fault; a task that takes every machine down with it is.
@@ -194,7 +198,7 @@ async def requeue(
 
     ``cause`` (code, reason) is a failed attempt; without it the lease was lost, which is not
     a failure of the task; ``code`` then says how. Returns the new state, None when the task is no
-    longer leased under the attempt of ``task``.
+    longer leased under the attempt of ``task``. After a failure it rests: see :data:`REST_S`.
     """
     job = await jobs.get(tx, task.job_id)
     assert job is not None, "tasks.job_id refers to it"
@@ -225,6 +229,7 @@ async def requeue(
         member_id="",
         failures=failures,
         causes=causes,
+        not_before=tx.now + rest_s(failures) if cause is not None else task.not_before,
     )
     if moved is None:
         return None
@@ -237,6 +242,18 @@ async def requeue(
         data={"phase": task.phase, "round": task.round, "code": code, "reason": reason},
     )
     return TaskState.QUEUED
+
+
+def rest_s(failures: int) -> float:
+    """Seconds for which a task that has failed so often is kept from where it failed."""
+    return float(min(MAX_REST_S, REST_S * 2.0 ** min(failures - 1, 16)))
+
+
+def failed_at(task: AnyRow) -> frozenset[str]:
+    """The nodes at which an attempt of the task has failed."""
+    return frozenset(
+        str(c["node_id"]) for c in task.causes if c["code"] not in (*NO_HARM, DECLINED)
+    )
 
 
 async def record_lease(tx: Tx, task: AnyRow) -> None:
