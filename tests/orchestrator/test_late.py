@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 import numpy as np
+from sqlalchemy import update
 
 from distribai.core.architectures import manifest_of
 from distribai.core.plain import from_plain
@@ -16,6 +17,8 @@ from distribai.merge.manifests import RoundManifest, replay_round
 from distribai.orchestrator.jobs import commands, queries
 from distribai.store.engine import AnyRow
 from distribai.store.statements import jobs, work
+from distribai.store.tables import submissions
+from distribai.testing.audit import audit
 from tests.orchestrator.harness import FakeNode, World
 from tests.orchestrator.invariants import check_all, read_all
 from tests.orchestrator.test_whole_job import assert_every_position_once, path
@@ -121,6 +124,11 @@ async def test_who_comes_back_with_a_checkpoint_hands_it_in_and_goes_on_with_the
     assert (accepted.state, accepted.round) == ("accepted", 0)
     assert await world.run_job(job_id) == "completed"
     await assert_every_position_once(world, job_id)
+    found = audit(world.root, job_id)
+    assert found.ok, found.problems
+    async with world.grid.db.write() as tx:
+        await tx.run(update(submissions).values(base_version=1))
+    assert not audit(world.root, job_id).ok, "it looks at where work started from"
 
 
 async def test_its_samples_are_its_own_until_the_next_round_freezes(world: World) -> None:

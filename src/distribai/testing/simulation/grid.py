@@ -75,9 +75,9 @@ class Outcome:
     """What came of it. Seconds count from the moment at which the first machines join.
 
     ``boundaries``: when each round began, and the last one ended. ``tokens`` were merged, ``late``
-    of them into a later round than the one that they were trained for, ``possible`` could have been if every machine had done nothing but train while it lived;
-    ``computed`` were, whether or not they counted. ``spent`` seconds of all machines by activity.
-    ``events`` are the grid's outbox.
+    of them into a later round than the one that they were trained for, ``possible`` could have been
+    if every machine had done nothing but train while it lived; ``computed`` were, whether or not
+    they counted. ``spent`` seconds of all machines by activity. ``events`` are the grid's outbox.
     """
 
     state: str
