@@ -3,11 +3,12 @@
 *Home*: sixteen machines, rounds of ten minutes, one failure per three rounds and machine, half of
 them losing the disk and the key with it. The same machines and the same failures under three
 policies: ours (the defaults), waiting for all (quorum 1, nobody is asked to finish early), and a
-fixed time-out (a set grace after the quorum, late work is lost). *Cluster*: the setting of
-torchft's experiment, 32 machines, a process killed every 29 s, rounds of about a minute; what is
-killed keeps its disk, and one of our rounds is what 500 of its steps are.
+fixed time-out (a set grace after the quorum); with both of these late work is lost. *Cluster*: the
+setting of torchft's experiment, 32 machines, a process killed every 29 s, rounds of about a minute;
+what is killed keeps its disk, and one of our rounds is what 500 of its steps are.
 
-Goodput is tokens merged over tokens that the living machines could have computed in that time. The
+Goodput is tokens merged over tokens that the living machines could have computed in that time; a
+token that was merged a version late is one, whatever it weighed, and their share is told. The
 ceiling is what perfect recovery makes of the same failures in the same rounds: a machine that keeps
 its disk loses the steps since its last checkpoint, one that does not loses what it did in the
 round, and nothing is ever waited for, sent, or noticed late.
@@ -70,8 +71,8 @@ PAYLOAD = Payload(delta=6e6, update=6e6, snapshot=6e6)
 
 POLICIES = {
     "ours": (RoundSpec(), True),
-    "wait_for_all": (RoundSpec(quorum=1.0), False),
-    "fixed_timeout": (RoundSpec(quorum=0.5), False),
+    "wait_for_all": (RoundSpec(quorum=1.0, staleness=0), False),
+    "fixed_timeout": (RoundSpec(quorum=0.5, staleness=0), False),
 }
 
 Run = tuple[str, str, int]
@@ -138,7 +139,7 @@ def _simulate(scenario: Scenario) -> Outcome:
 
 def _print(figures: Mapping[str, Sequence[Outcome]]) -> None:
     common.table(
-        ["setting", "goodput", "of ceiling", "ceiling", "computed", "seconds a round"],
+        ["setting", "goodput", "of ceiling", "ceiling", "computed", "late", "seconds a round"],
         [
             [
                 name,
@@ -146,6 +147,7 @@ def _print(figures: Mapping[str, Sequence[Outcome]]) -> None:
                 _median([o.goodput / o.ceiling for o in found]),
                 _median([o.ceiling for o in found]),
                 _median([o.computed / o.possible for o in found]),
+                _median([o.late / o.tokens for o in found]),
                 _median([_round_s(o) for o in found]),
             ]
             for name, found in figures.items()
@@ -154,7 +156,7 @@ def _print(figures: Mapping[str, Sequence[Outcome]]) -> None:
     common.say(
         "goodput: tokens merged over tokens that the living machines could have computed; "
         "computed: all tokens trained, whether or not they counted; the rest is waiting and "
-        "moving bytes."
+        "moving bytes; late: share of the merged tokens that came a version late and weighed less."
     )
 
 
@@ -173,6 +175,7 @@ def _result(
         "ceiling": _median([o.ceiling for o in ours]),
         "of_ceiling": _median([o.goodput / o.ceiling for o in ours]),
         "worst_lead": min(a - b for a, b in zip(goodputs, rivals, strict=True)),
+        "late_share": _median([o.late / o.tokens for o in ours]),
         "cluster_goodput": _median([o.goodput for o in cluster]),
         "cluster_ceiling": _median([o.ceiling for o in cluster]),
         "settings": {

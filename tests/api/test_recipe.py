@@ -95,7 +95,8 @@ optimizer: {lr: 1e-3, betas: [0.8, 0.99], eps: 1e-9, weight_decay: 0, clip: 2, m
   muon_momentum: 0.85}
 schedule: {kind: wsd, warmup: 5, floor: 0.1, decay: 0.3}
 outer: {eta: 0.7, mu: 0.9, ramp: 4, ending: 3}
-rounds: {min_inner_steps: 0.5, quorum: 0.75, grace_min: 1, grace_max: 60, moments: fresh}
+rounds: {min_inner_steps: 0.5, quorum: 0.75, grace_min: 1, grace_max: 60, staleness: 2,
+  moments: fresh}
 resources: {memory_mb: 900, device: cpu, precision: bf16, compile: true}
 """
 

@@ -149,3 +149,66 @@ def test_a_replay_needs_every_delta(recorded, tmp_path: Path):
     record, deltas = recorded
     with pytest.raises(ValueError, match="exactly"):
         replay(tmp_path, record, deltas[:-1])
+
+
+def test_late_work_counts_less_and_replays(tmp_path: Path):
+    """Weights by ``tokens (1 + staleness)^-0.5``, exactly; a staleness that the delta's header does
+    not bear out is found."""
+    base = make_version0(ODD, 1)
+    write_weights(tmp_path / "w", ODD, base)
+    deltas = [
+        stored_delta(tmp_path, ODD, base, trained(ODD, base, k), f"t{k}", tokens=64, base_version=v)
+        for k, v in enumerate((2, 1, 2))
+    ]
+    staleness = (0, 1, 0)
+    made = merge_files(
+        ODD,
+        tmp_path / "w",
+        None,
+        deltas,
+        [64] * 3,
+        1.0,
+        0.0,
+        out_theta=tmp_path / "w1",
+        out_momentum=tmp_path / "m1",
+        out_update=tmp_path / "u1",
+        header=UpdateHeader("j", 3, ODD.hash, "fp32"),
+        staleness=staleness,
+    )
+    share = 1 / (2 + 1 / np.sqrt(2))
+    expected = [np.float32(share), np.float32(share / np.sqrt(2)), np.float32(share)]
+    assert [float.fromhex(w) for w in made.choices.weights] == pytest.approx(expected, rel=1e-7)
+    assert not made.choices.equal
+    record = RoundManifest(
+        job_id="j",
+        round=2,
+        manifest_hash=ODD.hash,
+        base_version=2,
+        base_hash=weights_hash(ODD, base),
+        base_momentum_hash="",
+        submissions=tuple(
+            AcceptedSubmission(
+                f"t{k}", 1, "n", BlobRef("00", 1), 64, 5, (SampleRange(k, k + 1),), staleness=late
+            )
+            for k, late in enumerate(staleness)
+        ),
+        choices=made.choices,
+        weights_hash=made.weights_hash,
+        momentum_hash=made.momentum_hash,
+    )
+    assert replay_round(ODD, record, tmp_path / "w", None, deltas).ok
+    for k, late in ((0, 1), (1, 0)):
+        lied = list(record.submissions)
+        lied[k] = dataclasses.replace(lied[k], staleness=late)
+        found = replay_round(
+            ODD, dataclasses.replace(record, submissions=tuple(lied)), tmp_path / "w", None, deltas
+        )
+        assert any("starts from version" in problem for problem in found.problems)
+
+
+def test_a_manifest_from_before_late_work_reads_as_it_was_meant(recorded):
+    record, _ = recorded
+    old = to_plain(record)
+    for submission in old["submissions"]:
+        del submission["staleness"]
+    assert from_plain(RoundManifest, old) == record

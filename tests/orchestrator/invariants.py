@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 from sqlalchemy import select
 
 from distribai.core.plain import from_plain
@@ -148,9 +150,15 @@ def check_submissions(rows: Rows) -> None:
     """Accepted tasks and submissions are the same things, attempt by attempt."""
     accepted = {t.id: (t.attempt, t.node_id) for t in rows["tasks"] if t.state == "accepted"}
     assert {s.task_id: (s.attempt, s.node_id) for s in rows["submissions"]} == accepted
+    bounds = {j.id: int(j.spec["rounds"]["staleness"]) for j in rows["jobs"]}
     for s in rows["submissions"]:
         (task,) = [t for t in rows["tasks"] if t.id == s.task_id]
-        assert (s.round, s.take, s.samples) == (task.round, task.take, task.samples)
+        assert (s.base_version, s.samples) == (task.round, task.samples)
+        if task.phase != "train" or not bounds[s.job_id]:
+            assert (s.round, s.take) == (task.round, task.take)
+        else:
+            assert 0 <= s.round - task.round <= bounds[s.job_id], "too late"
+            assert s.round > task.round or s.take >= task.take
 
 
 def check_job(job: AnyRow, rows: Rows) -> None:
@@ -172,7 +180,8 @@ def check_job(job: AnyRow, rows: Rows) -> None:
     for task in open_tasks:
         if task.phase == "train" and task.state == TaskState.QUEUED:
             (row,) = [r for r in own if (r.number, r.take) == (task.round, task.take)]
-            assert row.state == RoundState.OPEN, "nobody could use what it makes"
+            open_here = row.state == RoundState.OPEN
+            assert open_here or _may_count_later(job, task, own), "nobody could use what it makes"
     merged = [r for r in own if r.state == RoundState.MERGED]
     assert job.version == len(merged) <= job.rounds_total
     if state is JobState.COMPLETED:
@@ -180,6 +189,15 @@ def check_job(job: AnyRow, rows: Rows) -> None:
     made = [v for v in rows["versions"] if v.job_id == job.id]
     assert sorted(v.version for v in made) == list(range(job.version + 1))
     assert job.tokens == sum(v.tokens for v in made)
+
+
+def _may_count_later(job: AnyRow, task: AnyRow, own: list[AnyRow]) -> bool:
+    """Whether a queued task of a closed round is kept for the node that fell silent with it."""
+    last = max(own, key=lambda r: (r.number, r.take))
+    target = last.number + (last.state in (RoundState.CLOSING, RoundState.MERGED))
+    bound = int(job.spec["rounds"]["staleness"])
+    lost = bool(task.node_id) and task.causes[-1]["code"] == "task.lost"
+    return lost and target - task.round <= bound > 0 and target < job.rounds_total
 
 
 def check_positions(job: AnyRow, rows: Rows) -> None:
@@ -211,6 +229,12 @@ def check_lineage(job: AnyRow, rows: Rows) -> None:
         for s in manifest.submissions:
             assert accepted[s.task_id].attempt == s.attempt
             assert accepted[s.task_id].round == manifest.round
+            assert accepted[s.task_id].base_version == manifest.base_version - s.staleness
+        assert any(s.staleness == 0 for s in manifest.submissions), "late work alone"
+        worth = {s.task_id: s.tokens / math.sqrt(1 + s.staleness) for s in manifest.submissions}
+        shares = [np.float32(n / math.fsum(worth.values())) for n in worth.values()]
+        assert manifest.choices.order == tuple(worth)
+        assert manifest.choices.weights == tuple(float(w).hex() for w in shares)
 
 
 def _manifests(job: AnyRow, rows: Rows) -> list[RoundManifest]:

@@ -87,7 +87,8 @@ async def test_who_comes_back_after_losing_a_lease_is_fenced(world: World) -> No
 async def test_a_late_result_is_superseded_and_its_samples_are_trained_again(
     world: World,
 ) -> None:
-    job_id, a, b = await two_at_work(world)
+    rounds = RoundSpec(inner_steps=2, grace_max=20.0, staleness=0)
+    job_id, a, b = await two_at_work(world, rounds=rounds)
     slow = b.only_task()
     late = await b.outcome(slow)
     await a.work("train")

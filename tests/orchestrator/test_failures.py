@@ -12,6 +12,7 @@ from distribai.orchestrator import traffic
 from distribai.orchestrator.fleet.liveness import flush
 from distribai.orchestrator.fleet.queries import list_nodes
 from distribai.orchestrator.jobs import queries
+from distribai.orchestrator.jobs.why import why_job
 from distribai.store.statements import records
 from distribai.wire.v1 import distribai_pb2 as pb
 from tests.orchestrator.harness import World
@@ -44,6 +45,11 @@ async def test_the_only_node_gets_a_failed_task_back(world: World) -> None:
     await a.fail(task, "node.child", "it died")
     await a.fail(task, "node.child", "it died")
     await world.settle()
+    assert a.tasks == {}, "it rests first"
+    (rests,) = [r for r in (await why_job(world.grid, job_id)).reasons if r.task_id == task.task_id]
+    assert rests.until == world.time.now + 5.0
+    assert "rests" in rests.text
+    await world.advance(5, a)
     assert (a.only_task().task_id, a.only_task().attempt) == (task.task_id, 2)
     assert [(k.counted, k.code) for k in a.acks] == [(False, "task.failed")] * 2
     assert await world.run_job(job_id) == "completed"
@@ -52,9 +58,12 @@ async def test_the_only_node_gets_a_failed_task_back(world: World) -> None:
 async def test_a_job_fails_with_all_causes_when_the_attempts_are_used_up(world: World) -> None:
     a = await world.node("a")
     job_id = await world.job(max_attempts=3)
+    began = world.time.now
     for i in range(3):
         await a.fail(await a.next_training(), "node.child", f"cause {i}")
-    await world.settle()
+        a.tasks.clear()
+        await world.advance(5 * 2**i, a)
+    assert world.time.now - began == 35, "each rest is twice as long"
     record = await queries.show_job(world.grid, job_id)
     assert record.state == "failed"
     assert a.id in record.reason

@@ -112,7 +112,7 @@ class GridMachine(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         """A grid with a node and a job."""
-        self.submit(workers_min=1, quorum=0.5, attempts=3)
+        self.submit(workers_min=1, quorum=0.5, attempts=3, staleness=1)
         self.command("accept", 0)
         self.join()
 
@@ -121,8 +121,9 @@ class GridMachine(RuleBasedStateMachine):
         workers_min=st.integers(1, 2),
         quorum=st.sampled_from([0.3, 0.5, 1.0]),
         attempts=st.integers(1, 3),
+        staleness=st.sampled_from([0, 1, 1, 2]),
     )
-    def submit(self, workers_min: int, quorum: float, attempts: int) -> None:
+    def submit(self, workers_min: int, quorum: float, attempts: int, staleness: int) -> None:
         """Somebody submits a job of two or three rounds."""
 
         async def work() -> str:
@@ -130,7 +131,13 @@ class GridMachine(RuleBasedStateMachine):
                 name=f"job-{len(self.jobs)}",
                 workers_min=workers_min,
                 max_attempts=attempts,
-                rounds=RoundSpec(inner_steps=2, quorum=quorum, grace_min=2.0, grace_max=20.0),
+                rounds=RoundSpec(
+                    inner_steps=2,
+                    quorum=quorum,
+                    grace_min=2.0,
+                    grace_max=20.0,
+                    staleness=staleness,
+                ),
             )
             return await commands.create_job(self.world.grid, spec, None, "tester")
 

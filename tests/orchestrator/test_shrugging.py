@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from distribai.core.spec import RoundSpec
@@ -81,7 +83,7 @@ async def test_a_node_that_has_let_go_of_a_closed_rounds_task_gets_the_next_one_
     world: World,
 ) -> None:
     a, b = await world.node("a"), await world.node("b")
-    await world.job(rounds=PAIRS)
+    await world.job(rounds=replace(PAIRS, staleness=0))
     await world.settle()
     slow = b.only_task()
     await a.work("train")

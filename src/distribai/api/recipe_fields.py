@@ -58,6 +58,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "rounds.quorum": "Share of the expected results that starts the grace.",
     "rounds.grace_min": "Shortest grace for the others, in seconds.",
     "rounds.grace_max": "Longest grace for the others, in seconds.",
+    "rounds.staleness": "Versions by which late work may be behind and still count; 0 for none.",
     "rounds.moments": "Whether a node keeps its optimizer's moments or starts fresh each round.",
     "rounds.codec_up": "How updates travel to the orchestrator.",
     "rounds.codec_down": "How updates travel to the nodes.",

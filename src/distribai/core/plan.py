@@ -32,6 +32,9 @@ MAX_HELD_OUT: Final = 0.5
 
 MAX_ATTEMPTS: Final = 1000
 
+MAX_STALENESS: Final = 3
+"""Versions; what is still older would count less than half (A6)."""
+
 MAX_NAME: Final = 100
 """Characters of a name."""
 
@@ -321,6 +324,9 @@ def _round_figures(spec: JobSpec) -> Iterator[_Figure]:
         low <= high < math.inf,
         f"at least rounds.grace_min ({low})",
     )
+    late = rounds.staleness
+    allowed = f"between 0 and {MAX_STALENESS}"
+    yield "spec.plan", "rounds.staleness", late, 0 <= late <= MAX_STALENESS, allowed
 
 
 def _share(field: str, value: float) -> _Figure:

@@ -106,7 +106,9 @@ class RoundSpec:
 
     ``inner_steps`` H; ``min_inner_steps`` the least share of H that a slow node is given;
     ``quorum`` the share of expected submissions that starts the grace; ``grace_min`` and
-    ``grace_max`` in seconds; ``moments``: ``fresh`` each round, or ``keep`` the node's own.
+    ``grace_max`` in seconds; ``staleness``: by how many versions late work may be behind the round
+    that takes it (A6), 0: what its round did not get is trained again; ``moments``: ``fresh`` each
+    round, or ``keep`` the node's own.
     """
 
     inner_steps: int = 50
@@ -114,6 +116,7 @@ class RoundSpec:
     quorum: float = 0.5
     grace_min: float = 2.0
     grace_max: float = 120.0
+    staleness: int = 1
     moments: Literal["fresh", "keep"] = "keep"
     codec_up: str = "fp32"
     codec_down: str = "fp32"

@@ -151,13 +151,14 @@ MEANINGS: Mapping[type[StrEnum], Mapping[str, str]] = {
         "cancelled": "Somebody has ended it; its versions stay.",
     },
     TaskState: {
-        "queued": "It waits for a free device.",
+        "queued": "It waits for a free device, or for the node that fell silent with it.",
         "leased": "One device of one node works on it, under one attempt, until the lease ends.",
         "submitted": "A result came in from the attempt that holds the lease.",
         "verifying": "The result is being checked.",
         "accepted": "The result counts, once; its samples are consumed.",
         "rejected": "The result does not fit its task; its samples go into a new task.",
-        "superseded": "The result came after its round had closed; its samples go into a new task.",
+        "superseded": "The result came too late for every round that would take it; its samples go "
+        "into a new task.",
         "failed": "Too many attempts failed; its samples go back.",
         "cancelled": "Nobody needs it any more: its round or job has ended; its samples go back.",
     },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -22,8 +23,8 @@ class MergeChoices:
     """What a merge decided, exactly: fp32 numbers as ``float.hex`` text.
 
     ``order`` are the task ids of the contributing rows as they were added, ``weights`` their
-    shares, ``equal`` whether the plain sum was scaled once instead, ``dropped`` the task ids of
-    rows without tokens.
+    shares (of tokens, less for late work: :func:`worth`), ``equal`` whether the plain sum was
+    scaled once instead, ``dropped`` the task ids of rows without tokens.
     """
 
     order: tuple[str, ...]
@@ -56,22 +57,49 @@ def outer_coefficients(
     return float(np.float32(eta)), float(np.float32(mu))
 
 
-def choose(deltas: Sequence[Delta], tokens: Sequence[int], eta: float, mu: float) -> MergeChoices:
-    """The choices of a token-weighted mean: ``w_k = fp32(tokens_k / sum of tokens)``.
+def worth(tokens: int, staleness: int) -> float:
+    """What a row counts: its tokens times ``(1 + staleness)^-0.5`` (A6, arXiv:2401.09135).
+
+    ``staleness`` is how many versions its base is behind the round's. Root and division are exact
+    to the last bit on every machine, which a power need not be.
+    """
+    return tokens / math.sqrt(1.0 + staleness)
+
+
+def choose(
+    deltas: Sequence[Delta],
+    tokens: Sequence[int],
+    eta: float,
+    mu: float,
+    staleness: Sequence[int] = (),
+) -> MergeChoices:
+    """The choices of a weighted mean: ``w_k = fp32(worth_k / sum of worths)``.
+
+    Args:
+        deltas: the rows, in the order in which they are added.
+        tokens: of each row; one without any is left out.
+        eta: outer learning rate.
+        mu: outer momentum.
+        staleness: of each row, see :func:`worth`; empty when none of them is late.
 
     Raises:
-        ValueError: ``tokens`` are not one non-negative number a row, or ``eta`` or ``mu`` is not a
-            fp32 number.
+        ValueError: ``tokens`` or ``staleness`` are not one non-negative number a row, or ``eta`` or
+            ``mu`` is not a fp32 number.
         Conflict: ``merge.empty``: no row has tokens; the caller makes no version.
     """
     if len(tokens) != len(deltas) or any(n < 0 for n in tokens):
         raise ValueError("each delta has a number of tokens, none negative")
+    late = staleness or [0] * len(deltas)
+    if len(late) != len(deltas) or any(s < 0 for s in late):
+        raise ValueError("each delta has a staleness, none negative")
     if float(np.float32(eta)) != eta or float(np.float32(mu)) != mu:
         raise ValueError("eta and mu are fp32 numbers")
-    kept = [(d.header.task_id, n) for d, n in zip(deltas, tokens, strict=True) if n]
+    kept = [
+        (d.header.task_id, worth(n, s)) for d, n, s in zip(deltas, tokens, late, strict=True) if n
+    ]
     if not kept:
         raise Conflict("merge.empty", "No submission of this round carries tokens.")
-    total = sum(n for _, n in kept)
+    total = math.fsum(n for _, n in kept)
     return MergeChoices(
         order=tuple(task for task, _ in kept),
         weights=tuple(float(np.float32(n / total)).hex() for _, n in kept),

@@ -52,7 +52,10 @@ class VersionManifest:
 
 @dataclass(frozen=True, slots=True)
 class AcceptedSubmission:
-    """One accepted submission: whose, which delta, and what it was worth."""
+    """One accepted submission: whose, which delta, and what it was worth.
+
+    ``staleness``: its delta starts from the version that is so many before the round's base (A6).
+    """
 
     task_id: str
     attempt: int
@@ -61,6 +64,7 @@ class AcceptedSubmission:
     tokens: int
     steps: int
     samples: Ranges
+    staleness: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +110,9 @@ def replay_round(
 ) -> Replay:
     """Compute a round again from its files and compare, bit for bit; writes nothing.
 
-    The recorded choices are used as they are, and derived anew from the submissions' tokens: the
-    order and the rows left out must agree exactly, scalars within 1e-6. If they or the base do not,
+    The recorded choices are used as they are, and derived anew from the submissions' tokens and
+    staleness: the order and the rows left out must agree exactly, scalars within 1e-6. Each delta
+    must start from the version that its staleness says. If any of this or the base does not fit,
     nothing is computed and the replay's hashes are empty. Whether the deltas' bytes are those of
     ``record.submissions`` (blobs are named by hash), and whether the outer coefficients are the
     job's, is the caller's to check.
@@ -152,7 +157,8 @@ def replay_round(
 def _compare_choices(record: RoundManifest, rows: Sequence[Delta]) -> list[str]:
     told = record.choices
     tokens = [s.tokens for s in record.submissions]
-    again = choose(rows, tokens, float.fromhex(told.eta), float.fromhex(told.mu))
+    late = [s.staleness for s in record.submissions]
+    again = choose(rows, tokens, float.fromhex(told.eta), float.fromhex(told.mu), late)
     problems = [
         f"the recorded {name} is {getattr(told, name)!r}, not {getattr(again, name)!r}"
         for name in ("rule", "order", "equal", "dropped")
@@ -165,6 +171,12 @@ def _compare_choices(record: RoundManifest, rows: Sequence[Delta]) -> list[str]:
         f"the delta of {s.task_id} says {r.header.tokens} tokens, not {s.tokens}"
         for s, r in zip(record.submissions, rows, strict=True)
         if r.header.tokens != s.tokens
+    ]
+    problems += [
+        f"the delta of {s.task_id} starts from version {r.header.base_version}, not "
+        f"{record.base_version - s.staleness}"
+        for s, r in zip(record.submissions, rows, strict=True)
+        if r.header.base_version != record.base_version - s.staleness
     ]
     return problems
 

@@ -80,6 +80,7 @@ def merge_round(
     out_momentum: Weights,
     out_update: Weights | None = None,
     threads: int = 1,
+    staleness: Sequence[int] = (),
 ) -> MergeChoices:
     """One round on arrays.
 
@@ -95,13 +96,14 @@ def merge_round(
         out_momentum: filled; may be ``momentum`` itself.
         out_update: filled with ``u`` of float tensors and new values of integer buffers, if given.
         threads: how many to use; changes no bit.
+        staleness: of each delta, see :func:`choose`.
 
     Raises:
         Conflict: ``merge.empty``.
         Integrity: ``tensor.manifest``: arrays or deltas of another model.
         ValueError: see :func:`choose`.
     """
-    choices = choose(deltas, weights, eta, mu)
+    choices = choose(deltas, weights, eta, mu, staleness)
     check_weights(manifest.tensors, out_theta)
     check_weights(trainable(manifest).tensors, out_momentum)
     if out_update is not None:
@@ -125,6 +127,7 @@ def merge_files(
     out_update: Path,
     header: UpdateHeader,
     threads: int = 1,
+    staleness: Sequence[int] = (),
 ) -> MergedFiles:
     """One round between files, with memory independent of model size and number of deltas.
 
@@ -141,6 +144,7 @@ def merge_files(
         out_update: where the encoded update shall lie; codec ``fp32``.
         header: of the update; ``version`` is v + 1.
         threads: how many to use; changes no bit.
+        staleness: of each delta, see :func:`choose`.
 
     Raises:
         Conflict: ``merge.empty``: no row has tokens. Nothing is written then, nor with any other
@@ -152,7 +156,7 @@ def merge_files(
     """
     if header.codec != "fp32":
         raise ValueError(f"updates in codec {header.codec!r} are not made here")
-    choices = choose(deltas, weights, eta, mu)
+    choices = choose(deltas, weights, eta, mu, staleness)
     momentum_of = trainable(manifest)
     old = open_tensors(theta, weights_layout(manifest))
     old_momentum = None

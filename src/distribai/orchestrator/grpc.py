@@ -238,11 +238,13 @@ async def _heartbeat(grid: Grid, session: LiveSession, beat: pb.Heartbeat) -> No
     if stopped & session.assigned.keys():
         # It has let go of what it was told to stop: its device is free before the lease ends.
         keep = frozenset(session.assigned) - stopped
-        await release_node(grid, session.node_id, "its node has stopped", keep=keep)
+        await release_node(
+            grid, session.node_id, "its node has stopped", keep=keep, code=tasks.LET_GO
+        )
     if changed and intent is Intent.DRAIN:
         # It finishes what it names; what was on its way to it can go to others at once.
         keep = frozenset(session.in_hand)
-        await release_node(grid, session.node_id, "its node drains", keep=keep)
+        await release_node(grid, session.node_id, "its node drains", keep=keep, code=tasks.LET_GO)
 
 
 async def _accept(grid: Grid, session: LiveSession, accept: pb.TaskAccept) -> None:

@@ -151,6 +151,7 @@ tasks = Table(
     Column("leased_at", Double),
     Column("submitted_at", Double),
     Column("ended_at", Double),
+    Column("not_before", Double),
     Index(None, "state"),
     Index(None, "job_id", "round", "take"),
     Index(None, "job_id", "seq", unique=True),
@@ -171,8 +172,10 @@ submissions = Table(
     metadata,
     Column("task_id", ForeignKey("tasks.id"), primary_key=True),
     Column("job_id", ForeignKey("jobs.id"), nullable=False),
+    # Round and take that it is merged in; late work started from an older version.
     Column("round", Integer, nullable=False),
     Column("take", Integer, nullable=False),
+    Column("base_version", Integer, nullable=False, server_default="0"),
     Column("phase", String(16), nullable=False),
     Column("node_id", ForeignKey("nodes.id"), nullable=False),
     Column("attempt", Integer, nullable=False),

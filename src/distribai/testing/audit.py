@@ -87,7 +87,7 @@ def audit(state: Path, job_id: str, blobs: Path | None = None) -> Audit:
     spec = from_plain(JobSpec, json.loads(records.job["spec"]))
     manifest = manifest_of(spec.model.family, spec.model.config)
     files = _Files(state / "blobs" if blobs is None else blobs)
-    problems = [*_positions(records), *_work(records), *_ends(records)]
+    problems = [*_positions(records), *_work(records, spec), *_ends(records)]
     for row in records.merged:
         problems += _round(records, files, manifest, row)
     return Audit(len(records.merged), len(records.trained), tuple(problems))
@@ -152,16 +152,19 @@ def _positions(records: _Records) -> Iterator[str]:
         yield f"positions end at {at}, {records.job['pool_cursor']} were handed out"
 
 
-def _work(records: _Records) -> Iterator[str]:
-    """Accepted work is in a merged round, and started from its version."""
+def _work(records: _Records, spec: JobSpec) -> Iterator[str]:
+    """Accepted work is in a merged round, started from its version, and is not too late."""
     merged = {(row["number"], row["take"]) for row in records.merged}
     for row in records.trained:
         if (row["round"], row["take"]) not in merged:
             yield f"the accepted work of {row['task_id']} is in no merged round"
-        version = records.versions.get(row["round"])
+        number = row["base_version"]
+        version = records.versions.get(number)
         base = json.loads(row["outcome"])["base_hash"]
         if version is None or base != version["weights_hash"]:
-            yield f"the work of {row['task_id']} did not start from version {row['round']}"
+            yield f"the work of {row['task_id']} did not start from version {number}"
+        if not 0 <= row["round"] - number <= spec.rounds.staleness:
+            yield f"the work of {row['task_id']} on version {number} is in round {row['round']}"
 
 
 def _ends(records: _Records) -> Iterator[str]:
@@ -202,6 +205,15 @@ def _round(
     accepted = Counter(r["task_id"] for r in records.trained if (r["round"], r["take"]) == key)
     if Counter(s.task_id for s in record.submissions) != accepted:
         return [f"{name} merged other work than was accepted for it"]
+    # Of what is stored, not of what this program makes of it: it may know more fields.
+    origin = from_plain(VersionManifest, json.loads(new["manifest"])).round_hash
+    if origin != fingerprint(json.loads(row["manifest"])):
+        return [f"{name}: the version names another round as its origin"]
+    based = {r["task_id"]: r["base_version"] for r in records.trained}
+    if any(row["number"] - s.staleness != based[s.task_id] for s in record.submissions):
+        return [f"{name} merged work on another version than was accepted"]
+    if all(s.staleness for s in record.submissions):
+        return [f"{name} merged nothing but late work"]
     try:
         return [
             f"{name}: {problem}" for problem in _replay(files, manifest, record, dict(base), new)
@@ -221,15 +233,17 @@ def _replay(
         yield "it started from other weights or momentum than its version's"
     if (record.weights_hash, record.momentum_hash) != (new["weights_hash"], new["outer_hash"]):
         yield "its weights or momentum are not those of the version that it made"
-    if from_plain(VersionManifest, json.loads(new["manifest"])).round_hash != fingerprint(record):
-        yield "the version names another round as its origin"
     theta = files.path(base["weights_sha"], base["weights_size"])
     momentum = files.path(base["outer_sha"], base["outer_size"]) if base["outer_sha"] else None
     deltas = [
         open_delta(
             files.path(s.delta.sha256, s.delta.size),
             manifest,
-            {"task_id": s.task_id, "attempt": s.attempt, "base_version": record.round},
+            {
+                "task_id": s.task_id,
+                "attempt": s.attempt,
+                "base_version": record.round - s.staleness,
+            },
         )
         for s in record.submissions
     ]

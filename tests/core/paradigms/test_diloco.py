@@ -233,3 +233,11 @@ def test_samples_of_the_dead_are_reissued_only_if_they_can_be_in_time() -> None:
     assert diloco.can_reissue(10, 5, MergeDecision("wait", "grace", 15))[0]
     assert not diloco.can_reissue(11, 5, MergeDecision("wait", "grace", 15))[0]
     assert not diloco.can_reissue(0, 1, MergeDecision("merge", "all in"))[0]
+
+
+def test_late_work_is_taken_within_the_bound_and_by_the_next_take_of_its_round() -> None:
+    takes = diloco.takes_late
+    assert [takes(4, n, RoundSpec(staleness=1))[0] for n in (4, 5, 6)] == [True, True, False]
+    assert [takes(4, n, RoundSpec(staleness=2))[0] for n in (4, 5, 6, 7)] == [True] * 3 + [False]
+    assert not any(takes(4, n, RoundSpec(staleness=0))[0] for n in (4, 5))
+    assert "at most 1" in takes(4, 6, RoundSpec())[1]

@@ -91,6 +91,9 @@ class Paradigm(Protocol):
     def finish_within(self, now: float, opened: float) -> float:
         """Seconds that members may go on once the quorum is reached."""
 
+    def takes_late(self, base: int, number: int, rounds: RoundSpec) -> tuple[bool, str]:
+        """Whether a round takes work that an earlier one did not get."""
+
     def can_reissue(
         self, now: float, seconds_needed: float, decision: MergeDecision
     ) -> tuple[bool, str]:

@@ -217,6 +217,20 @@ def finish_within(now: float, opened: float) -> float:
     return max(GRACE_LEAST, FINISH_SHARE * (now - opened))
 
 
+def takes_late(base: int, number: int, rounds: RoundSpec) -> tuple[bool, str]:
+    """Whether round ``number`` takes work on version ``base`` that its own round did not get (A6).
+
+    Versions in ``[number - staleness, number]`` are taken; of equal ones the round that was
+    abandoned and opened again is meant. What the work counts is ``merge.choices.worth``.
+    """
+    behind = number - base
+    if not rounds.staleness:
+        return False, "late work is not taken (rounds.staleness is 0)"
+    if behind > rounds.staleness:
+        return False, f"it is {behind} versions behind, at most {rounds.staleness} are taken"
+    return True, f"it is {behind} of at most {rounds.staleness} versions behind"
+
+
 def can_reissue(now: float, seconds_needed: float, decision: MergeDecision) -> tuple[bool, str]:
     """Whether a dead slot's samples may go to another device in the same round.
 

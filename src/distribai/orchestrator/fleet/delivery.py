@@ -25,6 +25,7 @@ from distribai.orchestrator.fleet.registry import (
     finish_message,
     stop_message,
 )
+from distribai.orchestrator.rounds.late import destination
 from distribai.orchestrator.rounds.results import answer_of
 from distribai.orchestrator.rounds.tasks import spec_of
 from distribai.store.engine import AnyRow, Tx
@@ -184,24 +185,36 @@ async def _answer_and_stop(tx: Tx, session: LiveSession, held: Sequence[AnyRow])
             session.send(stop_message(task.id, task.reason or f"the task is {task.state}"))
         session.stopping.discard(task.id)
         session.hurried.discard(task.id)
+        session.overdue.discard(task.id)
 
 
 async def _hurry(sight: _Sight, session: LiveSession, held: Sequence[AnyRow]) -> None:
     """Tell a node whose round has its quorum how long it may go on, so that it hands in what it
-    can, once a session; and stop work for rounds that have closed."""
+    can, once a session; and end work for rounds that have closed."""
     for task in held:
         if task.phase != "train" or task.id in session.stopping:
             continue
         row = await sight.round(task)
         if row is None or row.state != RoundState.OPEN:
-            session.stopping.add(task.id)
-            session.send(stop_message(task.id, "its round has closed"))
+            await _end_late(sight.tx, session, task)
         elif row.deadline_at is not None and task.id not in session.hurried:
             session.hurried.add(task.id)
             how = paradigm((await sight.job(task.job_id)).spec["paradigm"])
             now = sight.tx.now
             left = min(row.deadline_at - now, how.finish_within(now, row.opened_at))
             session.send(finish_message(task.id, max(0.0, left), "its round has its quorum"))
+
+
+async def _end_late(tx: Tx, session: LiveSession, task: AnyRow) -> None:
+    """The round of a task has closed: have the node hand in at once what it has of it, if a later
+    round takes that; else stop it."""
+    where = await destination(tx, task)
+    if not where.exists:
+        session.stopping.add(task.id)
+        session.send(stop_message(task.id, f"its round has closed: {where.reason}"))
+    elif task.id not in session.overdue:
+        session.overdue.add(task.id)
+        session.send(finish_message(task.id, 0.0, "its round has closed, the next one takes it"))
 
 
 def _holds(task: AnyRow | None, attempt: int) -> bool:

@@ -193,7 +193,8 @@ async def sweep(grid: Grid) -> bool:
     for task in expired:
         late = task.deadline_at is not None and task.lease_until >= task.deadline_at
         why = "it took longer than its hard deadline" if late else "its node fell silent"
-        await _release(grid, task, why, expired=True)
+        code = tasks.LET_GO if late else tasks.LOST
+        await _release(grid, task, why, expired=True, code=code)
     return bool(gone or silent or expired)
 
 
@@ -211,7 +212,8 @@ async def release_node(
     node_id: str,
     why: str,
     keep: frozenset[str] = frozenset(),
-    code: str = tasks.LOST,
+    *,
+    code: str,
 ) -> None:
     """Take all leased tasks of a node back, but those in ``keep``; ``code`` is the cause that is
     noted with each."""
@@ -222,9 +224,7 @@ async def release_node(
             await _release(grid, task, why, code=code)
 
 
-async def _release(
-    grid: Grid, task: AnyRow, why: str, *, expired: bool = False, code: str = tasks.LOST
-) -> None:
+async def _release(grid: Grid, task: AnyRow, why: str, *, code: str, expired: bool = False) -> None:
     async with grid.db.write() as tx:
         await jobs.lock(tx, task.job_id)
         current = await work.get_task(tx, task.id)
@@ -246,7 +246,7 @@ async def goodbye(grid: Grid, session: LiveSession) -> None:
             tx, session.node_id, liveness=Liveness.OFFLINE.value, intent=Intent.DRAIN.value
         )
         await _liveness_event(tx, session.node_id, Liveness.OFFLINE)
-    await release_node(grid, session.node_id, "its node has left")
+    await release_node(grid, session.node_id, "its node has left", code=tasks.LET_GO)
 
 
 async def after_start(grid: Grid) -> None:

@@ -13,7 +13,6 @@ from distribai.core.states import (
     TASK,
     Intent,
     Liveness,
-    RoundState,
     Standing,
     TaskState,
     check,
@@ -27,6 +26,7 @@ from distribai.orchestrator.fleet.liveness import fenced, release_node
 from distribai.orchestrator.fleet.registry import LiveSession
 from distribai.orchestrator.fleet.tokens import BARRED, SESSION_BYTES, hash_secret, new_secret
 from distribai.orchestrator.rounds import tasks
+from distribai.orchestrator.rounds.late import destination, may_come_back
 from distribai.store import leases
 from distribai.store.engine import AnyRow, Tx
 from distribai.store.statements import fleet, work
@@ -145,7 +145,11 @@ async def _enter(
         # What a node does not present is lost with its daemon: others can do it at once.
         session.assigned = dict(held)
         await release_node(
-            grid, node_id, "its node came back without it", keep=frozenset(session.assigned)
+            grid,
+            node_id,
+            "its node came back without it",
+            keep=frozenset(session.assigned),
+            code=tasks.LET_GO,
         )
     session.protocol, session.token_until = protocol, until
     return session, token, resumed, held
@@ -250,13 +254,10 @@ async def _take_up_again(
     """Give a node back what it lost by being away, as long as nobody else has taken it."""
     wanted = dict(presented)
     for row in await work.tasks_by_id(tx, wanted.keys()):
-        lost = bool(row.causes) and row.causes[-1]["code"] == tasks.LOST
-        if row.state != TaskState.QUEUED or row.attempt != wanted[row.id] or not lost:
+        if not may_come_back(row) or row.attempt != wanted[row.id]:
             continue
-        if row.phase == "train":
-            current = await work.get_round(tx, row.job_id, row.round, row.take)
-            if current is None or current.state != RoundState.OPEN:
-                continue
+        if row.phase == "train" and not (await destination(tx, row)).exists:
+            continue
         check(TASK, TaskState.QUEUED, TaskState.LEASED, f"Task {row.id}")
         again = await leases.take_up_again(
             tx, row.id, node_id, row.attempt, grid.settings.liveness.offline_s

@@ -65,6 +65,7 @@ class LiveSession:
 
     ``assigned`` are the attempts that were sent to the node and not yet taken back, by task id;
     ``stopping`` those that it was told to stop, ``hurried`` those that it was told to finish,
+    ``overdue`` those that it was told to finish at once because their round has closed,
     ``reported`` the latest ones that it has ended. ``refusals`` in a row were its answer to tasks,
     and until ``refused_until`` (on the process's clock) it is not asked again. ``told`` is the
     newest version of each job that it was told of. ``heard`` says that something came since the
@@ -84,6 +85,7 @@ class LiveSession:
     assigned: dict[str, int] = field(default_factory=dict)
     stopping: set[str] = field(default_factory=set)
     hurried: set[str] = field(default_factory=set)
+    overdue: set[str] = field(default_factory=set)
     reported: dict[str, int] = field(default_factory=dict)
     refusals: int = 0
     refused_until: float = -math.inf

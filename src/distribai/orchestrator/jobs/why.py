@@ -199,6 +199,21 @@ def _without_device(picture: Picture, job_id: str) -> list[Reason]:
         if task.job_id == job_id:
             text = "A queued task: nobody could finish it before its round merges."
             found.append(Reason("task", text, job_id=job_id, task_id=task.id))
+    for task in picture.kept:
+        if task.job_id == job_id:
+            text = (
+                f"A queued task of round {task.round + 1}: it is kept for the node that fell "
+                "silent with it; what that brings in time counts."
+            )
+            nodes = names([task.node_id])
+            found.append(Reason("task", text, job_id=job_id, task_id=task.id, nodes=nodes))
+    for task in picture.resting:
+        if task.job_id == job_id:
+            text = f"A queued task ({task.phase}): its last attempt failed, and it rests a while."
+            hint = f"`distribai job logs {job_id}` shows why it failed."
+            found.append(
+                Reason("task", text, hint, task.not_before, job_id=job_id, task_id=task.id)
+            )
     return found
 
 

@@ -10,6 +10,7 @@ from distribai.core.paradigms import MergeDecision, paradigm
 from distribai.core.plan import task_memory_mb
 from distribai.core.spec import JobSpec
 from distribai.core.states import TaskState
+from distribai.orchestrator.rounds.late import kept_for_their_nodes
 from distribai.orchestrator.rounds.opening import able_devices
 from distribai.store.engine import AnyRow, Tx
 from distribai.store.statements import work
@@ -27,12 +28,14 @@ class RoundView:
     """An open round: its training tasks and what the paradigm says of it.
 
     ``checking`` submissions have arrived and are not judged yet: the round does not merge before
-    they are, because they were in time.
+    they are, because they were in time. Late work is among them; otherwise the round does not know
+    of it. ``kept`` are tasks that belong to nodes that fell silent, see ``rounds.late``.
     """
 
     tasks: Sequence[AnyRow]
     decision: MergeDecision
     checking: int
+    kept: frozenset[str]
 
 
 async def view_round(tx: Tx, spec: JobSpec, row: AnyRow, not_before: float = 0.0) -> RoundView:
@@ -48,18 +51,21 @@ async def view_round(tx: Tx, spec: JobSpec, row: AnyRow, not_before: float = 0.0
     fresh = [t for t in tasks if t.submitted_at is None or t.submitted_at >= row.opened_at]
     arrived = [t.submitted_at for t in fresh if t.state in ARRIVED]
     expected = sum(t.state in EXPECTED for t in fresh)
-    checking = sum(t.state in CHECKING for t in fresh)
+    kept = await kept_for_their_nodes(tx, spec, row, fresh)
+    arriving = await work.tasks_in(tx, tuple(CHECKING), job_id=row.job_id)
+    checking = sum(t.phase == "train" for t in arriving)
     returning = tx.now < not_before
     if not arrived and not returning and await _everybody_is_gone(tx, spec, fresh):
-        return RoundView(tasks, MergeDecision("abandon", "every node of the grid is gone"), 0)
+        gone = MergeDecision("abandon", "every node of the grid is gone")
+        return RoundView(tasks, gone, 0, frozenset())
     minimum = max(1, spec.workers_min - (len(tasks) - len(fresh)))
     decision = how.merge_decision(
-        tx.now, arrived, expected, spec.rounds.quorum, grace, minimum, row.opened_at
+        tx.now, arrived, expected - len(kept), spec.rounds.quorum, grace, minimum, row.opened_at
     )
     early = decision.action != "wait" or (decision.until or not_before) < not_before
     if returning and len(arrived) < expected and early:
         decision = MergeDecision("wait", "nodes are coming back after a start", not_before)
-    return RoundView(tasks, decision, checking)
+    return RoundView(tasks, decision, checking, kept)
 
 
 async def _everybody_is_gone(tx: Tx, spec: JobSpec, tasks: Sequence[AnyRow]) -> bool:

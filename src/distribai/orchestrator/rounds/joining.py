@@ -8,29 +8,28 @@ got (ADR 0005). A device that has had a task in the round gets no other one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 from distribai.core.paradigms import Member, paradigm
 from distribai.core.plain import to_plain
-from distribai.core.spec import JobSpec
 from distribai.core.states import JobState, RoundState, TaskState
 from distribai.orchestrator import events
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.records import MemberRecord
-from distribai.orchestrator.rounds import tasks
+from distribai.orchestrator.rounds import late, tasks
 from distribai.orchestrator.rounds.decisions import EXPECTED, view_round
 from distribai.orchestrator.rounds.opening import (
     SPEED_ROUNDS,
     AbleDevice,
     able_devices,
     candidates,
+    share_left,
     training_devices,
 )
 from distribai.store.engine import AnyRow, Tx
 from distribai.store.statements import jobs, work
 
-WORTH_JOINING = 0.1
+WORTH_JOINING = 0.05
 """Share of a round that must be left: an update's bytes are the same, however little it holds."""
 
 
@@ -56,11 +55,12 @@ async def _idle(tx: Tx, row: AnyRow) -> list[AbleDevice]:
     if job.state != JobState.RUNNING:
         return []
     rows = await work.tasks_of_round(tx, row.job_id, row.number, row.take)
-    waiting = [t for t in rows if t.state == TaskState.QUEUED]
+    spec = tasks.spec_of(job)
+    kept = await late.kept_for_their_nodes(tx, spec, row, rows)
+    waiting = [t for t in rows if t.state == TaskState.QUEUED and t.id not in kept]
     busy = {(t.node_id, t.device) for t in await work.tasks_in(tx, (TaskState.LEASED,))}
     busy |= {(t.member_id, t.member_device) for t in waiting}
     busy |= {(t.node_id, t.device) for t in rows}
-    spec = tasks.spec_of(job)
     training = await training_devices(tx)
     here = candidates(spec, await able_devices(tx), training, row.job_id)
     idle = [d for d in here if (d.node_id, d.index) not in busy]
@@ -80,7 +80,7 @@ async def _join(grid: Grid, row: AnyRow) -> bool:
         spec = tasks.spec_of(job)
         view = await view_round(tx, spec, current, grid.not_before)
         speeds = await work.speeds(tx, job.id, row.number - SPEED_ROUNDS)
-        share = _share_left(spec, current, tx.now, speeds.values())
+        share = share_left(spec, current, tx.now, speeds.values())
         idle = await _idle(tx, current)
         still_open = view.decision.action == "wait" and view.decision.until is None
         if not (still_open and idle and share >= WORTH_JOINING):
@@ -111,13 +111,3 @@ async def _join(grid: Grid, row: AnyRow) -> bool:
             data={"round": row.number, "take": row.take, "slots": len(members)},
         )
     return True
-
-
-def _share_left(spec: JobSpec, row: AnyRow, now: float, speeds: Iterable[float]) -> float:
-    """What is left of the round, 0 to 1: all of it as long as no speed is known."""
-    fastest = max(speeds, default=0.0)
-    if not fastest:
-        return 1.0
-    tokens = spec.steps_of_round(row.number) * spec.batch * spec.seq_len
-    done = float(now - row.opened_at) * fastest / tokens
-    return max(0.0, 1.0 - done)

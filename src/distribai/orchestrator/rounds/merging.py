@@ -25,7 +25,7 @@ from distribai import points
 from distribai.core.architectures import manifest_of
 from distribai.core.plain import fingerprint, from_plain, to_plain
 from distribai.core.spec import BlobRef, JobSpec
-from distribai.core.states import JOB, ROUND, JobState, RoundState, TaskState, check
+from distribai.core.states import JOB, ROUND, JobState, RoundState, check
 from distribai.core.tensors import ParameterManifest
 from distribai.errors import DistribAIError, Unavailable
 from distribai.merge.choices import outer_coefficients
@@ -34,7 +34,7 @@ from distribai.merge.manifests import AcceptedSubmission, RoundManifest, Version
 from distribai.merge.outer import MergedFiles, UpdateHeader, merge_files
 from distribai.orchestrator import events
 from distribai.orchestrator.context import Grid
-from distribai.orchestrator.rounds import results, tasks
+from distribai.orchestrator.rounds import late, results, tasks
 from distribai.orchestrator.rounds.decisions import view_round
 from distribai.store.engine import AnyRow, Tx
 from distribai.store.statements import fleet, jobs, records, work
@@ -103,14 +103,13 @@ async def _decide(grid: Grid, row: AnyRow) -> bool:
             await work.set_deadline(tx, row.job_id, row.number, row.take, decision.until)
             return False
         new = RoundState.CLOSING if decision.action == "merge" else RoundState.ABANDONED
-        await _freeze(tx, job, current, view.tasks, new, decision.reason)
+        await _freeze(tx, job, current, new, decision.reason)
     return True
 
 
-async def _freeze(
-    tx: Tx, job: AnyRow, row: AnyRow, rows: Sequence[AnyRow], new: RoundState, reason: str
-) -> None:
-    """Close a round for new work; what is leased may still report, too late, or be stopped."""
+async def _freeze(tx: Tx, job: AnyRow, row: AnyRow, new: RoundState, reason: str) -> None:
+    """Close a round for new work: what is still leased is late work for the next one, and what was
+    late for this one has come too late."""
     check(ROUND, RoundState(row.state), new, f"Round {row.number} of job {job.id}")
     await work.leave_round(
         tx,
@@ -122,9 +121,7 @@ async def _freeze(
         reason=reason,
         closed_at=tx.now,
     )
-    for task in rows:
-        if task.state == TaskState.QUEUED:
-            await tasks.end(tx, task, TaskState.CANCELLED, "its round closed before it was leased")
+    await late.end_expired(tx, job)
     await events.record(
         tx,
         f"round.{new.value}",
@@ -179,6 +176,7 @@ async def _read(grid: Grid, row: AnyRow) -> _Inputs:
                 tokens=s.tokens,
                 steps=s.steps,
                 samples=ranges_from_json(s.samples),
+                staleness=row.number - s.base_version,
             )
             for s in ordered
         ),
@@ -228,7 +226,11 @@ def _outer_step(
         open_delta(
             path,
             inputs.manifest,
-            {"task_id": s.task_id, "attempt": s.attempt, "base_version": number},
+            {
+                "task_id": s.task_id,
+                "attempt": s.attempt,
+                "base_version": number - s.staleness,
+            },
             scan=False,
         )
         for path, s in zip(paths, inputs.submissions, strict=True)
@@ -255,6 +257,7 @@ def _outer_step(
             codec=inputs.spec.rounds.codec_down,
         ),
         threads=threads,
+        staleness=[s.staleness for s in inputs.submissions],
     )
 
 
@@ -300,7 +303,12 @@ async def _publish(grid: Grid, row: AnyRow, inputs: _Inputs, merged: MergedFiles
         await _insert_version(tx, version, merged, len(inputs.submissions), tokens)
         await jobs.change(tx, job.id, version=new, tokens=job.tokens + tokens)
         await tasks.add_evaluation(grid, tx, job, new)
-        data = {"round": row.number, "version": new, "submissions": len(inputs.submissions)}
+        data = {
+            "round": row.number,
+            "version": new,
+            "submissions": len(inputs.submissions),
+            "late": sum(s.staleness > 0 for s in inputs.submissions),
+        }
         await events.record(tx, "round.merged", job_id=job.id, data=data)
 
 

@@ -7,6 +7,7 @@ function (``core.paradigms``). A node that joins later waits for v + 1.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import cast
 
@@ -85,6 +86,16 @@ async def training_devices(tx: Tx) -> dict[tuple[str, int], str]:
     return found
 
 
+def share_left(spec: JobSpec, row: AnyRow, now: float, speeds: Iterable[float]) -> float:
+    """What is left of an open round, 0 to 1: all of it as long as no speed is known."""
+    fastest = max(speeds, default=0.0)
+    if not fastest:
+        return 1.0
+    tokens = spec.steps_of_round(row.number) * spec.batch * spec.seq_len
+    done = float(now - row.opened_at) * fastest / tokens
+    return max(0.0, 1.0 - done)
+
+
 def waits_for(job: AnyRow, devices: list[AbleDevice], training: dict[tuple[str, int], str]) -> str:
     """Why a job that may run has no open round; empty when nothing is in its way."""
     spec = tasks.spec_of(job)
@@ -142,7 +153,8 @@ async def _open(grid: Grid, job_id: str) -> bool:
         take, carried = 0, 0
         if last is not None and last.number == number:
             take = last.take + 1
-            carried = len(await work.submissions_of_round(tx, job_id, number, last.take))
+            made = await work.tasks_of_round(tx, job_id, number, last.take)
+            carried = sum(t.state == TaskState.ACCEPTED for t in made)
         members, _ = how.eligible(
             [Member(d.node_id, d.index, speeds.get((d.node_id, d.index))) for d in here],
             max(1, spec.workers_min - carried),
@@ -164,7 +176,7 @@ async def _open(grid: Grid, job_id: str) -> bool:
             steps=spec.steps_of_round(number),
             opened_at=tx.now,
         )
-        if carried:
+        if take:
             await work.carry_over(tx, job_id, number, take - 1, take)
         await jobs.save_pool(tx, job_id, pool)
         for slot in slots:

@@ -19,7 +19,7 @@ from distribai.orchestrator import events
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.fleet.tokens import BARRED
 from distribai.orchestrator.jobs.commands import end_job
-from distribai.orchestrator.rounds import tasks
+from distribai.orchestrator.rounds import late, tasks
 from distribai.store import leases
 from distribai.store.engine import AnyRow, Tx
 from distribai.store.statements import fleet, jobs, work
@@ -174,6 +174,9 @@ async def fail_job(tx: Tx, job: AnyRow, reason: str) -> None:
 async def lose_lease(tx: Tx, task: AnyRow, why: str, code: str = tasks.LOST) -> None:
     """Take a leased task from a node that is gone, or will not have it; the job's row is locked."""
     if await _round_is_over(tx, task):
+        if code == tasks.LOST and (await late.destination(tx, task)).exists:
+            await tasks.requeue(tx, task, why, code=code)  # nobody else gets it: see rounds.late
+            return
         await tasks.end(tx, task, TaskState.CANCELLED, f"its round closed, and {why}")
     elif await tasks.requeue(tx, task, why, code=code) is TaskState.FAILED:
         await after_failure(tx, task.id)

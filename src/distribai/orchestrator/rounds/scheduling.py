@@ -7,7 +7,7 @@ anything has changed meanwhile, and is then tried again at the next look.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 from distribai.core.paradigms import paradigm
@@ -19,6 +19,7 @@ from distribai.core.tasks import Phase
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.rounds import tasks
 from distribai.orchestrator.rounds.decisions import RoundView, view_round
+from distribai.orchestrator.rounds.late import destination, may_come_back
 from distribai.orchestrator.rounds.opening import SPEED_ROUNDS, AbleDevice, able_devices
 from distribai.store import leases
 from distribai.store.engine import AnyRow, Tx
@@ -29,13 +30,16 @@ from distribai.store.statements import jobs, work
 class Picture:
     """What the scheduler sees: queued tasks that may be leased, and the free devices.
 
-    ``hopeless`` are queued tasks of rounds in which nobody can finish them any more.
+    ``hopeless`` are queued tasks of rounds in which nobody can finish them any more, ``kept`` wait
+    for the nodes that fell silent with them, ``resting`` failed everywhere and wait a while.
     """
 
     queued: list[QueuedTask]
     free: list[FreeDevice]
     hopeless: list[AnyRow]
     now: float
+    kept: list[AnyRow] = field(default_factory=list)
+    resting: list[AnyRow] = field(default_factory=list)
 
 
 async def schedule(grid: Grid) -> bool:
@@ -99,7 +103,7 @@ def _free(grid: Grid, device: AbleDevice) -> FreeDevice:
 def _failed_at(row: AnyRow) -> str:
     """The node at which the last attempt failed. To lose a lease is no failure: a machine that was
     away and is back may go on."""
-    if not row.causes or row.causes[-1]["code"] == tasks.LOST:
+    if not row.causes or row.causes[-1]["code"] in tasks.NO_HARM:
         return ""
     return str(row.causes[-1]["node_id"])
 
@@ -149,7 +153,16 @@ class _Sight:
         if job.fitting - {task.last_failed_node}:
             # Never straight back to where it just failed, as long as another could take it.
             task = replace(task, excluded=frozenset({task.last_failed_node}) - {""})
+        if row.not_before is not None and row.not_before > tx.now:
+            failed = tasks.failed_at(row)
+            if not job.fitting - failed:
+                picture.resting.append(row)
+                return
+            task = replace(task, excluded=task.excluded | failed)
         if row.phase == "train":
+            if await self._is_kept(tx, row, job):
+                picture.kept.append(row)
+                return
             hopeful = await self._hopeful(tx, row, job)
             if hopeful is None:
                 picture.hopeless.append(row)
@@ -174,6 +187,22 @@ class _Sight:
             )
         return self.jobs[row.job_id]
 
+    async def _is_kept(self, tx: Tx, row: AnyRow, job: _JobSight) -> bool:
+        """Whether it is its own node's, in this round or as late work."""
+        if not may_come_back(row):
+            return False
+        view = await self._view(tx, (row.job_id, row.round, row.take), job.spec)
+        return (await destination(tx, row)).exists if view is None else row.id in view.kept
+
+    async def _view(self, tx: Tx, key: tuple[str, int, int], spec: JobSpec) -> RoundView | None:
+        """The round ``key`` as it is now, None when it is not open."""
+        if key not in self.views:
+            current = await work.get_round(tx, *key)
+            if current is None or current.state != RoundState.OPEN:
+                return None
+            self.views[key] = await view_round(tx, spec, current, self.grid.not_before)
+        return self.views[key]
+
     async def _hopeful(self, tx: Tx, row: AnyRow, job: _JobSight) -> frozenset[str] | None:
         """Nodes that could do a dead slot's work in time; None when no free one can."""
         key = (row.job_id, row.round, row.take)
@@ -185,12 +214,10 @@ class _Sight:
         self, tx: Tx, key: tuple[str, int, int], steps: int, job: _JobSight
     ) -> frozenset[str] | None:
         spec = job.spec
-        if key not in self.views:
-            current = await work.get_round(tx, *key)
-            if current is None or current.state != RoundState.OPEN:
-                return None
-            self.views[key] = await view_round(tx, spec, current, self.grid.not_before)
-        decision = self.views[key].decision
+        view = await self._view(tx, key, spec)
+        if view is None:
+            return None
+        decision = view.decision
         tokens = steps * spec.batch * spec.seq_len
         how = paradigm(spec.paradigm)
 

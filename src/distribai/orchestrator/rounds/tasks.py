@@ -24,8 +24,16 @@ from distribai.store.engine import AnyRow, Tx
 from distribai.store.statements import jobs, work
 from distribai.store.values import ranges_from_json, ranges_to_json
 
-LOST, DECLINED = "task.lost", "task.declined"
-"""Causes that are no failed attempt: the node is gone, or would not take the task."""
+LOST, LET_GO, DECLINED = "task.lost", "task.let_go", "task.declined"
+"""Causes that are no failed attempt: the node fell silent and may come back with the task, it has
+the task no longer, or it would not take it."""
+
+NO_HARM = frozenset({LOST, LET_GO})
+"""Causes after which the same node may have the task again at once."""
+
+REST_S, MAX_REST_S = 5.0, 300.0
+"""Seconds that a task is kept from the nodes at which it failed; each further failure doubles them.
+A node whose disk is full would use up all attempts in the time of a few messages."""
 
 LOST_LEASES_PER_ATTEMPT = 4
 """A task may lose so many times ``max_attempts`` leases before it counts as the machines' killer:
@@ -190,7 +198,7 @@ async def requeue(
 
     ``cause`` (code, reason) is a failed attempt; without it the lease was lost, which is not
     a failure of the task; ``code`` then says how. Returns the new state, None when the task is no
-    longer leased under the attempt of ``task``.
+    longer leased under the attempt of ``task``. After a failure it rests: see :data:`REST_S`.
     """
     job = await jobs.get(tx, task.job_id)
     assert job is not None, "tasks.job_id refers to it"
@@ -216,10 +224,12 @@ async def requeue(
         node_id=task.node_id,
         reason=why,
         lease_until=None,
-        progress=None,
+        # Of what it may come back with, if it may.
+        progress=task.progress if code == LOST else None,
         member_id="",
         failures=failures,
         causes=causes,
+        not_before=tx.now + rest_s(failures) if cause is not None else task.not_before,
     )
     if moved is None:
         return None
@@ -232,6 +242,18 @@ async def requeue(
         data={"phase": task.phase, "round": task.round, "code": code, "reason": reason},
     )
     return TaskState.QUEUED
+
+
+def rest_s(failures: int) -> float:
+    """Seconds for which a task that has failed so often is kept from where it failed."""
+    return float(min(MAX_REST_S, REST_S * 2.0 ** min(failures - 1, 16)))
+
+
+def failed_at(task: AnyRow) -> frozenset[str]:
+    """The nodes at which an attempt of the task has failed."""
+    return frozenset(
+        str(c["node_id"]) for c in task.causes if c["code"] not in (*NO_HARM, DECLINED)
+    )
 
 
 async def record_lease(tx: Tx, task: AnyRow) -> None:

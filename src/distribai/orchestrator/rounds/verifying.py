@@ -22,7 +22,7 @@ from distribai.errors import DistribAIError, Integrity, Unavailable
 from distribai.merge.delta import DeltaHeader, open_delta
 from distribai.orchestrator import events
 from distribai.orchestrator.context import Grid
-from distribai.orchestrator.rounds import results, tasks
+from distribai.orchestrator.rounds import late, results, tasks
 from distribai.orchestrator.rounds.decisions import view_round
 from distribai.store import leases
 from distribai.store.engine import AnyRow, Tx
@@ -165,22 +165,31 @@ async def _judge(
     is_open = row is not None and row.state == RoundState.OPEN
     if problem is not None:
         await _reject(grid, tx, task, problem, row if is_open else None)
-    elif task.phase == "train" and not is_open:
-        late = "its round was merged before it came" if row is not None else "its round is gone"
-        await tasks.end(tx, task, TaskState.SUPERSEDED, late)
-    else:
-        await _accept(tx, task, outcome)
+        return
+    into = (task.round, task.take)
+    if task.phase == "train":
+        where = await late.destination(tx, task)
+        if where.number is None:
+            assert row is not None, "a training task is made for a round"
+            closed = "abandoned" if row.state == RoundState.ABANDONED else "merged"
+            reason = f"its round was {closed} before it came: {where.reason}"
+            await tasks.end(tx, task, TaskState.SUPERSEDED, reason)
+            return
+        into = (where.number, where.take)
+    await _accept(tx, task, outcome, into)
 
 
-async def _accept(tx: Tx, task: AnyRow, outcome: Outcome) -> None:
+async def _accept(tx: Tx, task: AnyRow, outcome: Outcome, into: tuple[int, int]) -> None:
+    """Let the work count, in round ``into`` (number, take) if it is training."""
     check(TASK, TaskState(task.state), TaskState.ACCEPTED, f"Task {task.id}")
     consumed = normalize(outcome.samples) if task.phase == "train" else ()
     first = await work.add_submission(
         tx,
         task_id=task.id,
         job_id=task.job_id,
-        round=task.round,
-        take=task.take,
+        round=into[0],
+        take=into[1],
+        base_version=task.round,
         phase=task.phase,
         node_id=task.node_id,
         attempt=task.attempt,
@@ -217,13 +226,16 @@ async def _accept(tx: Tx, task: AnyRow, outcome: Outcome) -> None:
         await jobs.set_held_out(
             tx, task.job_id, task.round, float(outcome.metrics["held_out_loss"])
         )
+    told = {"phase": task.phase, "round": task.round, "tokens": outcome.tokens}
+    if into[0] != task.round:
+        told["merged_in"] = into[0]
     await events.record(
         tx,
         "task.accepted",
         job_id=task.job_id,
         task_id=task.id,
         node_id=task.node_id,
-        data={"phase": task.phase, "round": task.round, "tokens": outcome.tokens},
+        data=told,
     )
 
 

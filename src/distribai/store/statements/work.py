@@ -231,7 +231,8 @@ async def has_submission(tx: Tx, task_id: str) -> bool:
 
 
 async def submissions_of_round(tx: Tx, job_id: str, number: int, take: int) -> Sequence[AnyRow]:
-    """Accepted training work of a round, each with its task's slot."""
+    """Accepted training work that is merged in a round, late work of earlier ones included, each
+    with its task's slot."""
     return await tx.all(
         select(submissions, tasks.c.slot, tasks.c.device)
         .join(tasks, tasks.c.id == submissions.c.task_id)
@@ -322,7 +323,8 @@ async def arrivals(tx: Tx, job_id: str, before: tuple[int, int], limit: int) -> 
 
 async def carry_over(tx: Tx, job_id: str, number: int, old: int, new: int) -> Sequence[str]:
     """Move the accepted training work of an abandoned take of a round into the next one, which
-    starts from the same version; the tasks' ids."""
+    starts from the same version; the ids of the tasks that were made for it. Late work goes along,
+    but its tasks stay in the round that they were made for."""
     carried = [
         row.task_id
         for row in await tx.all(
@@ -337,6 +339,12 @@ async def carry_over(tx: Tx, job_id: str, number: int, old: int, new: int) -> Se
             .returning(submissions.c.task_id)
         )
     ]
-    if carried:
-        await tx.run(update(tasks).where(tasks.c.id.in_(carried)).values(take=new))
-    return carried
+    if not carried:
+        return []
+    moved = await tx.all(
+        update(tasks)
+        .where(tasks.c.id.in_(carried), tasks.c.round == number, tasks.c.take == old)
+        .values(take=new)
+        .returning(tasks.c.id)
+    )
+    return [row.id for row in moved]

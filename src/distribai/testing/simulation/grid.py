@@ -14,11 +14,12 @@ from structlog.testing import capture_logs
 
 from distribai.config import LivenessSettings, OrchestratorSettings
 from distribai.core.spec import DataSpec, JobSpec, ModelSpec, RoundSpec
-from distribai.core.states import JOB, JobState, is_terminal
+from distribai.core.states import JOB, JobState, RoundState, is_terminal
 from distribai.orchestrator.context import Grid, Wake
 from distribai.orchestrator.duties import Duties
 from distribai.orchestrator.fleet import tokens
 from distribai.orchestrator.jobs import commands
+from distribai.store.engine import AnyRow
 from distribai.store.statements import jobs, work
 from distribai.testing.simulation import loop as virtual
 from distribai.testing.simulation.events import Event, read_events
@@ -73,10 +74,10 @@ class Scenario:
 class Outcome:
     """What came of it. Seconds count from the moment at which the first machines join.
 
-    ``boundaries``: when each round began, and the last one ended. ``tokens`` were merged,
-    ``possible`` could have been if every machine had done nothing but train while it lived;
-    ``computed`` were, whether or not they counted. ``spent`` seconds of all machines by activity.
-    ``events`` are the grid's outbox.
+    ``boundaries``: when each round began, and the last one ended. ``tokens`` were merged, ``late``
+    of them into a later round than the one that they were trained for, ``possible`` could have been
+    if every machine had done nothing but train while it lived; ``computed`` were, whether or not
+    they counted. ``spent`` seconds of all machines by activity. ``events`` are the grid's outbox.
     """
 
     state: str
@@ -84,6 +85,7 @@ class Outcome:
     version: int
     boundaries: tuple[float, ...]
     tokens: int
+    late: int
     computed: float
     possible: float
     ceiling: float
@@ -241,6 +243,8 @@ async def _outcome(scenario: Scenario, site: Site, job_id: str) -> Outcome:
         assert job is not None
         opened = await work.rounds_of(tx, job_id)
         versions = await jobs.all_versions(tx, job_id)
+        numbers = [(r.number, r.take) for r in opened if r.state == RoundState.MERGED]
+        merged = [s for n in numbers for s in await work.submissions_of_round(tx, job_id, *n)]
     ends = [v.created_at - site.origin for v in versions[1:]]
     boundaries = ([opened[0].opened_at - site.origin] if ends else []) + ends
     machines = scenario.machines
@@ -252,6 +256,7 @@ async def _outcome(scenario: Scenario, site: Site, job_id: str) -> Outcome:
         version=job.version,
         boundaries=tuple(boundaries),
         tokens=int(job.tokens),
+        late=_late(merged),
         computed=site.steps_computed * per_step,
         possible=possible * per_step,
         ceiling=ceiling(machines, boundaries) if ends else 0.0,
@@ -259,3 +264,7 @@ async def _outcome(scenario: Scenario, site: Site, job_id: str) -> Outcome:
         seconds=asyncio.get_running_loop().time() - site.origin,
         events=tuple(await read_events(site.grid.db)),
     )
+
+
+def _late(merged: Sequence[AnyRow]) -> int:
+    return sum(int(s.tokens) for s in merged if s.base_version < s.round)
