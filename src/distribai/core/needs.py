@@ -7,8 +7,9 @@ count as there: a task that asks for speed goes to no device whose speed is unkn
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 Isolation = Literal["L0", "L1", "L2", "L3"]
 """Levels of isolation, from none to most (trust.md T7)."""
@@ -50,6 +51,24 @@ class Capacity:
 
 
 UNMEASURED: Final = Capacity()
+
+
+def capacity_of(machine: Mapping[str, Any] | None, device: int, trusted: bool) -> Capacity:
+    """What one device of a measured machine has; of one never measured nothing is known.
+
+    ``machine`` is the plain form of :class:`distribai.core.devices.Machine`: ten thousand of them
+    are read at each look of the scheduler.
+    """
+    if machine is None:
+        return Capacity(trusted=trusted)
+    return Capacity(
+        host_memory_mb=machine["memory_mb"],
+        disk_mb=machine["disk_mb"],
+        gflops=next((s["gflops"] for s in machine["speeds"] if s["device"] == device), 0.0),
+        link_mbps=machine["link_mbps"],
+        trusted=trusted,
+        isolation=machine["isolation"],
+    )
 
 
 def lacks(needs: Needs, has: Capacity) -> str:

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from distribai.core.scheduling import FreeDevice, Match, QueuedTask, match
+from distribai.core.scheduling import NO_TAGS, FreeDevice, Match, QueuedTask, match
 from distribai.core.states import Intent, Liveness, Standing
+from distribai.core.turns import Tags
 
 MAX_LISTED = 20
 """Things of one kind that an answer lists; how many more there are is said."""
@@ -156,10 +157,14 @@ def misfit(probe: QueuedTask, devices: Sequence[FreeDevice], now: float) -> str:
 
 
 def tasks_without_device(
-    queued: Sequence[QueuedTask], devices: Sequence[FreeDevice], now: float, job_id: str
+    queued: Sequence[QueuedTask],
+    devices: Sequence[FreeDevice],
+    now: float,
+    job_id: str,
+    tags: Tags = NO_TAGS,
 ) -> tuple[Reason, ...]:
     """Why each queued task of a job has no device, in the order in which they are served."""
-    _, reasons = match(queued, devices, now)
+    _, reasons = match(queued, devices, now, tags)
     mine = [t for t in queued if t.job_id == job_id and t.task_id in reasons]
     found = [
         Reason(
@@ -175,25 +180,29 @@ def tasks_without_device(
 
 
 def passed_over(
-    queued: Sequence[QueuedTask], devices: Sequence[FreeDevice], now: float, node_id: str
+    queued: Sequence[QueuedTask],
+    devices: Sequence[FreeDevice],
+    now: float,
+    node_id: str,
+    tags: Tags = NO_TAGS,
 ) -> tuple[Reason, ...]:
     """Why the queued tasks do not go to the free devices of a node, one reason for each job, phase
     and cause; what goes to it at the next look comes first."""
     own = [d for d in devices if d.node_id == node_id]
-    matches, _ = match(queued, devices, now)
+    matches, _ = match(queued, devices, now, tags)
     given = {m.task_id: m for m in matches}
     coming, others = list[Reason](), dict[tuple[str, str, str], Reason]()
-    causes: dict[tuple[int, str], str] = {}
+    causes: dict[tuple[object, ...], str] = {}
     for task in queued:
         found = given.get(task.task_id)
         if found is not None and found.node_id == node_id:
             text = f"A {task.phase} task is about to be given to device {found.device}."
             coming.append(Reason("turn", text, job_id=task.job_id, task_id=task.task_id))
             continue
-        needs = (task.memory_mb, task.device)
+        needs = (task.memory_mb, task.device, task.needs)
         if needs not in causes:
             # The node's bars are lifted to see whether the device itself would do.
-            bare = replace(task, excluded=frozenset(), only="")
+            bare = replace(task, excluded=frozenset(), only="", among=None)
             causes[needs] = misfit(bare, own, now) if own else "no device of this node is free"
         cause = _not_here(task, found, causes[needs], node_id)
         reason = Reason(
@@ -211,10 +220,10 @@ def _not_here(task: QueuedTask, given: Match | None, misfits: str, node_id: str)
         return "it is kept for the node that it was meant for"
     if misfits:
         return misfits
-    if node_id in task.excluded:
-        if node_id == task.last_failed_node:
-            return "its last attempt failed here, and another node can take it"
+    if task.among is not None and node_id not in task.among:
         return "it could not be finished here before its round merges"
+    if node_id in task.excluded:
+        return "its last attempt failed here, and another node can take it"
     if given is not None:
         return "another device suits it better"
     return "tasks before it take the devices"

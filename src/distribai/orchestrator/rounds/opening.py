@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import cast
 
 from distribai.core.devices import DeviceType
+from distribai.core.needs import UNMEASURED, Capacity, Needs, capacity_of, lacks
 from distribai.core.paradigms import Member, paradigm
 from distribai.core.plain import to_plain
-from distribai.core.plan import task_memory_mb
+from distribai.core.plan import needs_of, task_memory_mb
 from distribai.core.spec import JobSpec
-from distribai.core.states import JOB, JobState, RoundState, TaskState, check
+from distribai.core.states import JOB, JobState, RoundState, Standing, TaskState, check
 from distribai.orchestrator import events
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.records import MemberRecord
@@ -32,6 +33,20 @@ SPEED_ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a job's tasks want of a device."""
+
+    memory_mb: int
+    device: str
+    needs: Needs
+
+    @classmethod
+    def of(cls, spec: JobSpec) -> Wanted:
+        """What the tasks of ``spec`` want."""
+        return cls(task_memory_mb(spec), spec.resources.device, needs_of(spec))
+
+
+@dataclass(frozen=True, slots=True)
 class AbleDevice:
     """A device of a node that may be given work."""
 
@@ -39,18 +54,31 @@ class AbleDevice:
     index: int
     type: DeviceType
     memory_mb: int
+    has: Capacity = UNMEASURED
 
-    def fits(self, memory_mb: int, kind: str) -> bool:
-        """Whether a task that needs that much on that kind of device can run here."""
-        enough = not self.memory_mb or self.memory_mb >= memory_mb
-        return enough and kind in ("any", self.type)
+    def fits(self, wanted: Wanted) -> bool:
+        """Whether such a task can run here."""
+        enough = not self.memory_mb or self.memory_mb >= wanted.memory_mb
+        kind = wanted.device in ("any", self.type)
+        return enough and kind and not lacks(wanted.needs, self.has)
 
 
 async def able_devices(tx: Tx) -> list[AbleDevice]:
     """Devices of nodes that are online, willing and of good standing."""
+    return [d for node in await fleet.able_nodes(tx) for d in devices_of(node)]
+
+
+def devices_of(node: AnyRow) -> list[AbleDevice]:
+    """The devices of a node's row, with what was measured of them."""
+    trusted = node.standing == Standing.TRUSTED
     return [
-        AbleDevice(node.id, d["index"], cast(DeviceType, d["type"]), d["memory_mb"])
-        for node in await fleet.able_nodes(tx)
+        AbleDevice(
+            node.id,
+            d["index"],
+            cast(DeviceType, d["type"]),
+            d["memory_mb"],
+            capacity_of(node.machine, d["index"], trusted),
+        )
         for d in node.devices
     ]
 
@@ -63,12 +91,11 @@ def candidates(
     One that trains for another job, or is expected to, cannot; one that finishes something of this
     job, an evaluation say, is free soon.
     """
-    memory = task_memory_mb(spec)
+    wanted = Wanted.of(spec)
     return [
         d
         for d in devices
-        if d.fits(memory, spec.resources.device)
-        and training_for.get((d.node_id, d.index), job_id) == job_id
+        if d.fits(wanted) and training_for.get((d.node_id, d.index), job_id) == job_id
     ]
 
 
