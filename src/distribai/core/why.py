@@ -117,18 +117,28 @@ class NodeWhy:
 
 
 def obstacles(
-    liveness: Liveness, standing: Standing, intent: Intent, connected: bool, silent_s: float
+    liveness: Liveness,
+    standing: Standing,
+    intent: Intent,
+    connected: bool,
+    silent_s: float,
+    *,
+    ordered: Intent = Intent.CONTRIBUTE,
+    why: str = "",
 ) -> tuple[Reason, ...]:
     """Why a node gets no work, whatever work there is; nothing when it may be given some.
 
-    ``connected``: it has an open session. ``silent_s``: seconds since it was heard.
+    ``connected``: it has an open session. ``silent_s``: seconds since it was heard. ``ordered``:
+    what the operator wants of it. ``why``: the reason of its standing.
     """
     found = []
+    because = f" The reason: {why.rstrip('.')}." if why else ""
+    lift = "`distribai nodes pardon NODE --why ...` lets it work again."
     if standing is Standing.BANNED:
-        found.append(Reason("banned", "Its key is shut out."))
+        found.append(Reason("banned", f"Its key is shut out.{because}", lift))
     elif standing is Standing.QUARANTINED:
-        text = "It is quarantined: it gets no work until the operator has looked."
-        found.append(Reason("quarantined", text))
+        text = f"It is quarantined: it gets no work until the operator has looked.{because}"
+        found.append(Reason("quarantined", text, lift))
     if liveness is Liveness.OFFLINE:
         text = f"It is offline: it was last heard {_ago(silent_s)}."
         found.append(Reason("offline", text, "Start it: `distribai node start` on that machine."))
@@ -141,7 +151,13 @@ def obstacles(
     elif not connected:
         text = "It has no stream to the orchestrator, which has just started or lost it."
         found.append(Reason("session", text))
-    if intent is Intent.DRAIN:
+    if ordered is Intent.DRAIN:
+        text = "The operator has told it to drain: it finishes what it has and leaves."
+        found.append(Reason("drain", text))
+    elif ordered is Intent.PAUSE:
+        text = "The operator has paused it."
+        found.append(Reason("paused", text, "`distribai nodes resume NODE` lets it work again."))
+    elif intent is Intent.DRAIN:
         found.append(Reason("drain", "It drains: it finishes what it has and leaves."))
     elif intent is Intent.PAUSE:
         text = "It is paused: its owner wants no work for now."

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distribai import __version__
+from distribai.core.devices import Machine
+from distribai.core.plain import from_plain
 from distribai.core.states import Liveness, TaskState
 from distribai.errors import Unavailable
 from distribai.orchestrator.context import Grid
@@ -53,6 +55,9 @@ def _records(rows: Sequence[AnyRow], leased: Sequence[AnyRow]) -> tuple[NodeReco
             tasks=tuple(held.get(r.id, ())),
             bytes_up=r.bytes_up,
             bytes_down=r.bytes_down,
+            ordered=r.ordered,
+            standing_reason=r.standing_reason,
+            machine=None if r.machine is None else from_plain(Machine, r.machine),
         )
         for r in rows
     )

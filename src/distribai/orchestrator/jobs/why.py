@@ -212,6 +212,8 @@ def obstacles_of(node: AnyRow, now: float) -> tuple[Reason, ...]:
         Intent(node.intent),
         bool(node.connected),
         now - node.last_heard_at,
+        ordered=Intent(node.ordered),
+        why=node.standing_reason,
     )
 
 
