@@ -198,3 +198,14 @@ class Turns(Generic[W]):
         organization = task.organization
         weight = self._weights[organization]
         return self._accounts.charge(organization, self._level, task.cost, weight)
+
+
+def in_turn(waiting: Iterable[W], now: float, tags: Tags) -> list[W]:
+    """Everything that waits, in the order in which it would be served if each took something."""
+    accounts, found = Accounts.of(tags), list[W]()
+    for level, group in by_level(waiting, now):
+        turns = Turns(group, level, accounts)
+        for one in turns:
+            turns.served(one)
+            found.append(one)
+    return found

@@ -270,6 +270,18 @@ class NodeRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeState:
+    """The node that a command changed, as it is now."""
+
+    id: str
+    liveness: str
+    standing: str
+    intent: str
+    ordered: str
+    standing_reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class GridSummary:
     """The grid's health. ``problems`` are sentences; ``ok`` is whether there are none."""
 

@@ -12,17 +12,20 @@ from typing import cast
 
 from distribai.core.devices import DeviceType
 from distribai.core.needs import UNMEASURED, Capacity, Needs, capacity_of, lacks
+from distribai.core.pace import UNKNOWN_COST_S
 from distribai.core.paradigms import Member, paradigm
 from distribai.core.plain import to_plain
 from distribai.core.plan import needs_of, task_memory_mb
-from distribai.core.spec import JobSpec
+from distribai.core.spec import JobSpec, Priority
 from distribai.core.states import JOB, JobState, RoundState, Standing, TaskState, check
+from distribai.core.tasks import Phase
+from distribai.core.turns import in_turn
 from distribai.orchestrator import events
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.records import MemberRecord
 from distribai.orchestrator.rounds import tasks
 from distribai.store.engine import AnyRow, Tx
-from distribai.store.statements import fleet, jobs, work
+from distribai.store.statements import fleet, jobs, turns, work
 
 REJOIN_HEARTBEATS = 2.0
 """Heartbeats after a start in which a round waits for nodes that were here before: opened by the
@@ -132,13 +135,38 @@ async def open_rounds(grid: Grid) -> bool:
             return False
         waiting = await jobs.in_states(tx, (JobState.QUEUED, JobState.RUNNING))
         latest = {job.id: await work.latest_round(tx, job.id) for job in waiting}
+        tags, now = await turns.tags(tx), tx.now
+    queue = [
+        WaitingJob.of(job, latest[job.id])
+        for job in waiting
+        if job.version < job.rounds_total and not _under_way(latest[job.id])
+    ]
     opened = False
-    # Of one tier the job goes first whose last round is longest ago: jobs take turns.
-    opened_at = {job_id: row.opened_at if row else 0.0 for job_id, row in latest.items()}
-    for job in sorted(waiting, key=lambda j: (j.priority, opened_at[j.id], j.created_at)):
-        if job.version < job.rounds_total and not _under_way(latest[job.id]):
-            opened |= await _open(grid, job.id)
+    for job in in_turn(queue, now, tags):
+        opened |= await _open(grid, job.key)
     return opened
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingJob:
+    """A job that waits for its next round, as :mod:`distribai.core.turns` sees it."""
+
+    key: str
+    organization: str
+    priority: Priority
+    queued_at: float
+    weight: float
+    cost: float
+    phase: Phase = "train"
+
+    @classmethod
+    def of(cls, job: AnyRow, last: AnyRow | None) -> WaitingJob:
+        """A job's row, and its last round: it waits since that one closed."""
+        since = job.decided_at or job.created_at
+        if last is not None:
+            since = last.closed_at or last.opened_at
+        cost = UNKNOWN_COST_S * int(job.spec["workers_min"])
+        return cls(job.id, job.organization_id, job.priority, since, job.weight, cost)
 
 
 async def still_coming_back(grid: Grid, tx: Tx) -> bool:
