@@ -19,9 +19,11 @@ import distribai
 from distribai import durable
 from distribai.config import NodeSettings
 from distribai.core.child import Checkpoints
+from distribai.core.devices import Machine
 from distribai.core.states import Intent
 from distribai.errors import UsageError
 from distribai.node import identity
+from distribai.node.benchmark import Meter, worth_telling
 from distribai.node.blobs import BlobClient, Fetcher
 from distribai.node.cache import BlobCache
 from distribai.node.clock import Clock, SystemClock, within
@@ -33,9 +35,10 @@ from distribai.node.link import Hello, Link
 from distribai.node.platform import DirectoryLock
 from distribai.node.transport import GrpcTransport, Transport
 from distribai.node.trust import Trust
-from distribai.node.worker import Worker
+from distribai.node.worker import ISOLATION, Worker
 from distribai.wire import convert, joinlink
 from distribai.wire.joinlink import JoinLink
+from distribai.wire.machines import machine_to_wire
 from distribai.wire.v1 import distribai_pb2 as pb
 
 log = structlog.get_logger("distribai.node")
@@ -89,6 +92,7 @@ class Daemon:
         self._command = command
         self._leaving = asyncio.Event()
         self._hurry = asyncio.Event()
+        self._told: Machine | None = None
         self._started = self._clock.monotonic()
         self.governor = Governor(settings.share)
 
@@ -105,6 +109,7 @@ class Daemon:
             self._build(state)
             try:
                 await self._worker.start(self._settings.device, threads(self._settings.threads))
+                self._meter = self._new_meter(state)
                 await self._until_left()
             finally:
                 await self._worker.close()
@@ -155,6 +160,19 @@ class Daemon:
         self.governor.listen(self._on_governor)
         self._on_governor()
 
+    def _new_meter(self, state: Path) -> Meter:
+        return Meter(
+            state=state,
+            clock=self._clock,
+            places=self._worker.places,
+            torch=self._worker.torch,
+            measure=self._worker.measure,
+            idle=lambda: self._worker.idle,
+            link_mbps=lambda: self._blobs.link_mbps,
+            isolation=ISOLATION,
+            changed=self._link.beat,
+        )
+
     def _on_governor(self) -> None:
         self._worker.regulate()
         self._link.beat()
@@ -171,6 +189,7 @@ class Daemon:
                 self._worker.broken(),
                 self._leave(),
                 self._run_out_of_time(),
+                *([self._meter.run()] if self._settings.benchmark else []),
             )
         ]
         try:
@@ -204,7 +223,9 @@ class Daemon:
 
     def hello(self) -> Hello:
         """What the node registers with."""
+        self._told = self._meter.machine()
         return Hello(
+            machine=self._told,
             name=self._settings.name or socket.gethostname(),
             software=f"distribai/{distribai.__version__}",
             devices=[place.device for place in self._worker.places],
@@ -215,7 +236,11 @@ class Daemon:
 
     def heartbeat(self) -> pb.Heartbeat:
         """What the node says every few seconds."""
+        now = self._meter.machine()
+        news = now if worth_telling(self._told, now) else None
+        self._told = news or self._told
         return pb.Heartbeat(
+            machine=machine_to_wire(news),
             uptime_s=int(self._clock.monotonic() - self._started),
             tasks=convert.in_hand_to_wire(self._worker.hands.told()),
             bytes_up=self._link.bytes_up + self._blobs.bytes_up,
