@@ -48,7 +48,9 @@ class Grid:
     def start(self, **changes: Any) -> Daemon:
         http = self.server.url.removeprefix("http://")
         join = JoinLink("h", f"127.0.0.1:{self.port}", http, GRID, "inv_1")
-        settings = NodeSettings(state_dir=self.root / "state", join=str(join), name="box")
+        settings = NodeSettings(
+            state_dir=self.root / "state", join=str(join), name="box", benchmark=False
+        )
         self.daemon = Daemon(
             replace(settings, **changes),
             clock=self.clock,

@@ -16,7 +16,7 @@ from pathlib import Path
 import structlog
 
 import distribai
-from distribai import durable
+from distribai import durable, wishes
 from distribai.config import NodeSettings
 from distribai.core.child import Checkpoints
 from distribai.core.devices import Machine
@@ -55,6 +55,9 @@ FAREWELL_S = 60.0
 HURRY_S = 80.0
 """How long a node that was told to end at once may take for its step and upload. systemd kills 90 s
 after a SIGTERM (``TimeoutStopSec``'s default); what is not delivered then stays in hand."""
+
+WISH_S = 1.0
+"""Seconds between two looks for the owner's wishes."""
 
 CHECKPOINT_SHARE = 0.03
 """Share of the training time that checkpoints may take."""
@@ -107,6 +110,8 @@ class Daemon:
         state = self._settings.state_dir
         with DirectoryLock(state):
             self._build(state)
+            if wishes.read(state) == "finish":
+                wishes.forget(state)  # it was meant for the daemon before this one
             try:
                 await self._worker.start(self._settings.device, threads(self._settings.threads))
                 self._meter = self._new_meter(state)
@@ -189,6 +194,7 @@ class Daemon:
                 self._worker.broken(),
                 self._leave(),
                 self._run_out_of_time(),
+                self._heed_wishes(),
                 *([self._meter.run()] if self._settings.benchmark else []),
             )
         ]
@@ -201,6 +207,23 @@ class Daemon:
             for way in ways_out:
                 way.cancel()
             await asyncio.wait(ways_out)
+
+    async def _heed_wishes(self) -> None:
+        """Do what the machine's owner leaves word of; never returns."""
+        state, heeded = self._settings.state_dir, None
+        while True:
+            wish = wishes.read(state)
+            if wish != heeded:
+                log.info("the owner's wish", wish=wish)
+                if wish == "finish":
+                    wishes.forget(state)
+                    self.governor.finish()
+                elif wish == "pause":
+                    self.governor.pause()
+                elif wish == "contribute":
+                    self.governor.contribute()
+                heeded = wish
+            await self._clock.sleep(WISH_S)
 
     async def _leave(self) -> None:
         await self._leaving.wait()
