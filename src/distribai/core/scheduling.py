@@ -30,7 +30,16 @@ from distribai.core.devices import DeviceType
 from distribai.core.needs import NOTHING, UNMEASURED, Capacity, Needs, lacks
 from distribai.core.spec import Priority
 from distribai.core.tasks import Phase
-from distribai.core.turns import OVERDUE_S, Accounts, Tag, Tags, Turns, by_level, standing_of
+from distribai.core.turns import (
+    Accounts,
+    Tag,
+    Tags,
+    Turns,
+    arrival_of,
+    by_level,
+    is_overdue,
+    standing_of,
+)
 
 _TYPES: Final[tuple[DeviceType, ...]] = ("cuda", "mps", "cpu")
 
@@ -95,13 +104,13 @@ class FreeDevice:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """``task_id`` goes to device ``device`` of ``node_id``; ``tag`` is the account of its
-    organization at ``level`` from then on."""
+    """``task_id`` goes to device ``device`` of ``node_id``; ``tag`` is what ``account``, its
+    organization's mostly, stands at from then on at ``level``."""
 
     task_id: str
     node_id: str
     device: int
-    organization: str = field(default="", compare=False)
+    account: str = field(default="", compare=False)
     level: int = field(default=0, compare=False)
     tag: Tag = field(default=Tag(0.0, 0.0), compare=False)
 
@@ -129,31 +138,22 @@ def match(
     matches: list[Match] = []
     reasons: dict[str, str] = {}
 
-    def give(task: QueuedTask, device: int | None, turns: Turns[QueuedTask], level: int) -> bool:
-        if device is None:
-            return False
-        found, tag = fleet.devices[device], turns.served(task)
-        matches.append(
-            Match(task.task_id, found.node_id, found.index, task.organization, level, tag)
-        )
-        return True
-
     for level, tasks in by_level(queued, now):
-        # First those that were meant for a certain device, or a task without any wish would take
-        # it from them; but nobody is passed over so for ever.
-        first = [t for t in tasks if t.preferred or now - t.queued_at >= OVERDUE_S]
-        served: set[str] = set()
-        turns = Turns(first, level, accounts)
+        reserved = fleet.reserve(tasks)
+        turns = Turns(tasks, level, now, accounts)
         for task in turns:
-            device = fleet.preferred(task)
-            if device is None and now - task.queued_at >= OVERDUE_S:
+            device = reserved.pop(task.task_id, None)
+            if device is None:
                 device = fleet.choose(task)
-            if give(task, device, turns, level):
-                served.add(task.task_id)
-        turns = Turns([t for t in tasks if t.task_id not in served], level, accounts)
-        for task in turns:
-            if not give(task, fleet.choose(task), turns, level):
+            if device is None and is_overdue(task, now):
+                device = fleet.rob(task, reserved)
+            if device is None:
                 reasons[task.task_id] = ""
+                continue
+            reasons.pop(task.task_id, None)  # asked twice, see Turns
+            account, tag = turns.served(task)
+            found = fleet.devices[device]
+            matches.append(Match(task.task_id, found.node_id, found.index, account, level, tag))
         waiting = [t for t in tasks if t.task_id in reasons]
         # Only when nothing more is taken: who was before it is known then.
         reasons |= {t.task_id: f"{fleet.why_not(t)}; {standing_of(t, now)}" for t in waiting}
@@ -222,6 +222,7 @@ class _Fleet:
         self._newer = {job: _Line(entries) for job, entries in newer.items()}
         self._by_needs: dict[tuple[Needs, frozenset[str] | None], _Choice] = {}
         self._told: dict[tuple[object, ...], str] = {}
+        self._unrobbed: set[tuple[object, ...]] = set()
         self._sizes = {
             kind: sorted(
                 m for d, m in zip(self.devices, self._memory, strict=True) if d.type == kind
@@ -238,6 +239,25 @@ class _Fleet:
             return None
         self._taken[device] = True
         return device
+
+    def reserve(self, tasks: Iterable[QueuedTask]) -> dict[str, int]:
+        """Take the devices that tasks were meant for, each for the first of them, by task: a task
+        without any wish would take them else."""
+        wishing = sorted((t for t in tasks if t.preferred), key=lambda t: (arrival_of(t), t.key))
+        found = {t.task_id: d for t in wishing if (d := self.preferred(t)) is not None}
+        self._unrobbed.clear()
+        return found
+
+    def rob(self, task: QueuedTask, reserved: dict[str, int]) -> int | None:
+        """Take a device that is reserved for another task, which then takes what it finds."""
+        if task.only or _like(task) in self._unrobbed:
+            return None
+        for robbed, device in reserved.items():
+            if self._fits(task, device) and self._open(task, device):
+                del reserved[robbed]
+                return device
+        self._unrobbed.add(_like(task))  # reservations only ever become fewer
+        return None
 
     def choose(self, task: QueuedTask) -> int | None:
         """Take the best device for the task, if there is one."""
@@ -262,7 +282,7 @@ class _Fleet:
         """Why no free device was left for the task."""
         if task.only:
             return "the node that it was meant for is not free"
-        like = (task.memory_mb, task.device, task.needs, task.excluded, task.among)
+        like = _like(task)
         if like not in self._told:
             self._told[like] = self._explain(task)
         return self._told[like]
@@ -354,6 +374,11 @@ class _Fleet:
 
 
 _Choice = Mapping[tuple[DeviceType, bool], _Line]
+
+
+def _like(task: QueuedTask) -> tuple[object, ...]:
+    """What decides which devices a task could have."""
+    return task.memory_mb, task.device, task.needs, task.excluded, task.among
 
 
 def _types(task: QueuedTask) -> tuple[DeviceType, ...]:

@@ -16,8 +16,13 @@ its jobs that wait: to split a job into many gains nothing.
 **Within an organization** the task goes first whose *arrival* is earliest: when it was queued, less
 :data:`AGEING_S` for each tier above P3, for each doubling of its job's vote weight, and for its
 phase (a sample that a person waits for before training, training before evaluation: a loss may
-come later, while a round waits for its slowest slot). So a vote counts like age, and weighs more
-without ever being able to hold others up for good. Ties go by id: equal inputs, equal turns.
+come later, while a round waits for its slowest slot). So a vote counts like age. Ties go by id:
+equal inputs, equal turns.
+
+**Overdue.** Whoever has waited for :data:`OVERDUE_S` stands, beside its organization's queue, in
+one of all that are overdue, the oldest first: to the first level it is one more organization, with
+:data:`OVERDUE_SHARE` of the time. So nothing starves: a task is served after those that are older
+than it, at that share of the devices' time at least, whatever arrives meanwhile.
 """
 
 from __future__ import annotations
@@ -38,7 +43,14 @@ AGEING_S: Final = 900.0
 """Seconds of waiting that lift a task by one tier: from P3 to P0 in three quarters of an hour."""
 
 OVERDUE_S: Final = len(TIERS) * AGEING_S
-"""Who has waited that long no longer stands back for tasks that were meant for certain devices."""
+"""Who has waited that long is overdue, and also stands back no longer for tasks that were meant for
+certain devices."""
+
+OVERDUE: Final = "*"
+"""Stands for an organization in the accounts: the queue of all that are overdue."""
+
+OVERDUE_SHARE: Final = 0.2
+"""Share of the first level's time that goes to the oldest, as long as somebody is overdue."""
 
 LEAST_WEIGHT, MOST_WEIGHT = 1 / 16, 16.0
 """Bounds of a job's vote weight: four doublings, an hour of head start, either way from 1."""
@@ -123,6 +135,11 @@ def standing_of(task: Waiting, now: float) -> str:
     return words
 
 
+def is_overdue(task: Waiting, now: float) -> bool:
+    """Whether a task has waited so long that its age alone gets it a share."""
+    return now - task.queued_at >= OVERDUE_S
+
+
 def by_level(tasks: Iterable[W], now: float) -> list[tuple[int, list[W]]]:
     """Tasks by level, the first level first."""
     found: dict[int, list[W]] = defaultdict(list)
@@ -165,9 +182,10 @@ class Turns(Generic[W]):
     """The order in which one level's tasks are asked what they take.
 
     Iterate, and call :meth:`served` for each task that took something before asking for the next.
+    One that is overdue and took nothing is asked a second time, in its organization's turn.
     """
 
-    def __init__(self, tasks: Sequence[W], level: int, accounts: Accounts) -> None:
+    def __init__(self, tasks: Sequence[W], level: int, now: float, accounts: Accounts) -> None:
         self._level, self._accounts = level, accounts
         self._queues: dict[str, list[W]] = defaultdict(list)
         for task in tasks:
@@ -178,33 +196,44 @@ class Turns(Generic[W]):
             self._weights[organization] = min(MOST_WEIGHT, max(LEAST_WEIGHT, heaviest))
             # The last one is the next one.
             queue.sort(key=lambda t: (arrival_of(t), t.key), reverse=True)
+        overdue = [t for t in tasks if is_overdue(t, now)]
+        if overdue:
+            others = sum(self._weights.values())
+            self._weights[OVERDUE] = others * OVERDUE_SHARE / (1 - OVERDUE_SHARE)
+            self._queues[OVERDUE] = sorted(
+                overdue, key=lambda t: (t.queued_at, t.key), reverse=True
+            )
+        self._served: set[str] = set()
+        self._turn = ""
 
     def __iter__(self) -> Iterator[W]:
-        heap = [self._entry(organization) for organization in self._queues]
+        heap = [self._entry(queue) for queue in self._queues]
         heapify(heap)
         while heap:
-            organization = heappop(heap)[-1]
-            yield self._queues[organization].pop()
-            if self._queues[organization]:
-                heappush(heap, self._entry(organization))
+            self._turn = heappop(heap)[-1]
+            task = self._queues[self._turn].pop()
+            if task.key not in self._served:
+                yield task
+            if self._queues[self._turn]:
+                heappush(heap, self._entry(self._turn))
 
-    def _entry(self, organization: str) -> tuple[float, float, str, str]:
-        head = self._queues[organization][-1]
-        start = self._accounts.start(organization, self._level)
-        return start, arrival_of(head), head.key, organization
+    def _entry(self, queue: str) -> tuple[float, float, str, str]:
+        head = self._queues[queue][-1]
+        start = self._accounts.start(queue, self._level)
+        return start, arrival_of(head), head.key, queue
 
-    def served(self, task: W) -> Tag:
-        """``task``, the one asked last, has taken something."""
-        organization = task.organization
-        weight = self._weights[organization]
-        return self._accounts.charge(organization, self._level, task.cost, weight)
+    def served(self, task: W) -> tuple[str, Tag]:
+        """``task``, the one asked last, has taken something; whose account it went to."""
+        self._served.add(task.key)
+        weight = self._weights[self._turn]
+        return self._turn, self._accounts.charge(self._turn, self._level, task.cost, weight)
 
 
 def in_turn(waiting: Iterable[W], now: float, tags: Tags) -> list[W]:
     """Everything that waits, in the order in which it would be served if each took something."""
     accounts, found = Accounts.of(tags), list[W]()
     for level, group in by_level(waiting, now):
-        turns = Turns(group, level, accounts)
+        turns = Turns(group, level, now, accounts)
         for one in turns:
             turns.served(one)
             found.append(one)

@@ -81,7 +81,7 @@ async def schedule(grid: Grid) -> bool:
         for found in matches:
             deadline, _ = picture.deadline(found, liveness.task_deadline_s)
             if await _lease(tx, found, liveness.offline_s, deadline):
-                tags[found.organization, found.level] = found.tag
+                tags[found.account, found.level] = found.tag
         await turns.save(tx, tags)
     for task in picture.hopeless:
         async with grid.db.write() as tx:
