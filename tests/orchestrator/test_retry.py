@@ -56,8 +56,8 @@ async def test_a_job_that_never_merged_is_retried_from_its_start(world: World) -
         await jobs.change(tx, job_id, organization_id="org_a", weight=2.0)
     again = await retry_job(world.grid, job_id, None, "tester")
     assert await retry_job(world.grid, job_id, None, "tester") != again, "no key: another one"
-    old, new = (await queries.show_job(world.grid, j) for j in (job_id, again))
-    assert (await new).spec == (await old).spec
+    old, new = [await queries.show_job(world.grid, j) for j in (job_id, again)]
+    assert new.spec == old.spec
     async with world.grid.db.read() as tx:
         row = await jobs.get(tx, again)
     assert row is not None

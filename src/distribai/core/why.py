@@ -239,7 +239,7 @@ def _not_here(task: QueuedTask, given: Match | None, misfits: str, node_id: str)
     if task.among is not None and node_id not in task.among:
         return "it could not be finished here before its round merges"
     if node_id in task.excluded:
-        return "its last attempt failed here, and another node can take it"
+        return "an attempt of it failed here, and another node can take it"
     if given is not None:
         return "another device suits it better"
     return "tasks before it take the devices"

@@ -63,7 +63,7 @@ async def flush(grid: Grid) -> None:
         session.flushed_up, session.flushed_down = moved[session.node_id]
         if session.machine is measured[session.node_id]:
             session.machine = None
-    _bar(grid, nodes)
+    bar(grid, nodes)
     _fence(grid, heard, still_open)
     await passes.renew(grid, now)
     if back:
@@ -135,8 +135,8 @@ async def _write_progress(tx: Tx, heard: Sequence[LiveSession]) -> None:
             )
 
 
-def _bar(grid: Grid, nodes: Sequence[AnyRow]) -> None:
-    """End the sessions of nodes whose standing no longer allows one."""
+def bar(grid: Grid, nodes: Sequence[AnyRow]) -> None:
+    """End this process's sessions of nodes whose standing no longer allows one."""
     for node in nodes:
         session = grid.fleet.of(node.id)
         if node.standing in BARRED and session is not None:

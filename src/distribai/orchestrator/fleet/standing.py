@@ -16,7 +16,7 @@ from distribai.core.text import MAX_REASON, clean
 from distribai.errors import Conflict, NotFound
 from distribai.orchestrator import events
 from distribai.orchestrator.context import Grid
-from distribai.orchestrator.fleet.liveness import release_node
+from distribai.orchestrator.fleet.liveness import bar, release_node
 from distribai.orchestrator.fleet.tokens import BARRED
 from distribai.store.engine import AnyRow, Tx
 from distribai.store.statements import fleet
@@ -129,7 +129,11 @@ async def _write(tx: Tx, node: AnyRow, new: Standing, why: str, by: str) -> None
 
 
 async def _part(grid: Grid, node_id: str, new: Standing) -> None:
+    """Take away what a node has that is not to have it any more. Its stream may be another
+    replica's, which ends it when it hears of the node next."""
     if new in BARRED:
+        async with grid.db.read() as tx:
+            bar(grid, await fleet.nodes_by_id(tx, [node_id]))
         await release_node(grid, node_id, f"its node is {new.value}")
     grid.wake.set()
 

@@ -129,12 +129,16 @@ def _free(grid: Grid, device: AbleDevice) -> FreeDevice:
     return FreeDevice(device.node_id, device.index, device.type, device.memory_mb, warm, device.has)
 
 
-def _failed_at(row: AnyRow) -> str:
-    """The node at which the last attempt failed. To lose a lease is no failure: a machine that was
-    away and is back may go on."""
-    if not row.causes or row.causes[-1]["code"] == tasks.LOST:
-        return ""
-    return str(row.causes[-1]["node_id"])
+def _failed_at(row: AnyRow) -> list[str]:
+    """The nodes at which an attempt failed, the last one at the end. To lose a lease is no failure:
+    a machine that was away and is back may go on."""
+    return [str(c["node_id"]) for c in row.causes if c["code"] != tasks.LOST]
+
+
+def _last_failed_at(row: AnyRow) -> str:
+    """The node at which the last attempt failed; empty when it did not."""
+    failed = row.causes and row.causes[-1]["code"] != tasks.LOST
+    return str(row.causes[-1]["node_id"]) if failed else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,15 +191,19 @@ class _Sight:
             cost=job.cost(phase, steps),
             base_version=row.round,
             preferred=(row.member_id, row.member_device) if row.member_id else None,
-            last_failed_node=_failed_at(row),
+            last_failed_node=_last_failed_at(row),
         )
         if row.member_id in job.fitting:
             # Its own member will be free soon: nobody else gets the slot.
             picture.queued.append(replace(task, only=row.member_id))
             return
-        if job.fitting - {task.last_failed_node}:
-            # Never straight back to where it just failed, as long as another could take it.
-            task = replace(task, excluded=frozenset({task.last_failed_node}) - {""})
+        # Never back to where it failed as long as another could take it, and straight back only if
+        # nobody else is left.
+        failed, last = frozenset(_failed_at(row)), frozenset({task.last_failed_node}) - {""}
+        for barred in (failed, last):
+            if job.fitting - barred:
+                task = replace(task, excluded=barred)
+                break
         if row.phase == "train":
             hopeful = await self._hopeful(tx, row, job)
             if hopeful is None:
