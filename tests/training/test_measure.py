@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
+
 from distribai.core.child import Measure, Measured
 from distribai.training.measure import BUDGET_S, COPY_BYTES, SIDES, measure
 from tests.training.test_child import Daemon, Grid, daemon, grid
@@ -14,8 +16,8 @@ __all__ = ["daemon", "grid"]
 def test_figures_are_work_over_the_shortest_time() -> None:
     ticks = itertools.count()
     found = measure("cpu", 1, lambda: next(ticks) * BUDGET_S)  # every look costs the whole budget
-    assert found.gflops == 2 * SIDES["cpu"] ** 3 / BUDGET_S / 1e9
-    assert found.memory_gbps == 2 * COPY_BYTES / BUDGET_S / 1e9
+    assert found.gflops == pytest.approx(2 * SIDES["cpu"] ** 3 / BUDGET_S / 1e9)
+    assert found.memory_gbps == pytest.approx(2 * COPY_BYTES / BUDGET_S / 1e9)
 
 
 def test_a_child_measures_between_two_tasks(grid: Grid, daemon: Daemon) -> None:
