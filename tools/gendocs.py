@@ -155,10 +155,16 @@ interface's events show is what happened. [What survives what](../how-to/operate
         (
             "Standing",
             states.Standing,
-            "Nodes that come with a valid invite are trusted. Nothing changes the standing by "
-            "itself yet.",
+            "Nodes that come with a valid invite are trusted. A node that fails what others can is "
+            "quarantined by itself; all else is the operator's word: `distribai nodes quarantine`, "
+            "`trust`, `ban`, `pardon`. " + _changes(states.STANDING),
         ),
-        ("Intent", states.Intent, "The node says it with every heartbeat."),
+        (
+            "Intent",
+            states.Intent,
+            "The node says it with every heartbeat; the operator's own wish (`distribai nodes "
+            "pause`, `resume`, `drain`) is kept beside it.",
+        ),
     ]
     text += (
         "\n## Nodes\n\nA node has three states at once, each on an axis of its own; whether it is "
@@ -167,6 +173,14 @@ interface's events show is what happened. [What survives what](../how-to/operate
     for title, kind, about in axes:
         text += f"\n### {title}\n\n{about}\n\n" + _meanings(kind)
     return text
+
+
+def _changes(table: Any) -> str:
+    """A transition table in one line."""
+    lines = [
+        f"{old} to {', '.join(n for n in type(old) if n in new)}" for old, new in table.items()
+    ]
+    return f"From {'; from '.join(lines)}."
 
 
 def _meanings(kind: Any) -> str:

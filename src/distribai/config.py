@@ -135,6 +135,7 @@ class NodeSettings:
         15.0, "seconds between two checkpoints of a running task at least; 0: none"
     )
     checkpoint_bytes: int = _help(16 * 2**30, "largest checkpoint of a running task, in bytes")
+    benchmark: bool = _help(True, "measure the devices' speed at a quiet moment, for the scheduler")
 
 
 @dataclass(frozen=True, slots=True)

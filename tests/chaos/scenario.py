@@ -195,6 +195,7 @@ class Grid:
                 device="cpu",
                 threads=1,
                 progress_s=0.0,
+                benchmark=False,
             )
             daemon = Daemon(settings, rng=Hasty(number), command=child.command())
             self._daemons.append(daemon)

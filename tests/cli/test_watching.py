@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+from pathlib import Path
 
 import pytest
 import structlog
 
+from distribai import wishes
 from distribai.cli import events, logs
 from distribai.orchestrator.records import EventRecord
 from tests.cli.conftest import Run
@@ -121,3 +123,49 @@ def test_a_format_that_does_not_exist_is_refused(
     done = offline("config", "show")
     assert done.status == 2
     assert "auto or console or json" in done.err
+
+
+def test_the_operator_s_verbs_say_what_a_node_is_now(run: Run, rooms: Orchestrator) -> None:
+    rooms.nodes.append(node_record("one"))
+    done = run("nodes", "pause", "one")
+    assert done.status == 0
+    assert "is trusted, paused by the operator now; it is online" in done.out
+    assert "told to drain" in run("fleet", "drain", "one").out
+    assert "is trusted now" in run("nodes", "resume", "one").out
+    done = run("nodes", "quarantine", "one", "--why", "it lies")
+    assert "is quarantined now" in done.out
+    assert run("nodes", "ban", "one", "--why", "x", "--json").json["standing"] == "banned"
+    assert run("nodes", "pardon", "one", "--why", "x", "--json").json["standing"] == "probation"
+    assert run("nodes", "trust", "one", "--why", "x", "--json").json["standing_reason"] == "x"
+    assert run("nodes", "ban", "one").status == 2, "a reason must be given"
+    assert run("nodes", "pause", "nobody").status == 3
+
+
+def test_a_job_is_retried_and_weighed(run: Run, rooms: Orchestrator) -> None:
+    made = run("job", "create", "my-model", "1000", "--accept").out.strip()
+    again = run("job", "retry", made)
+    assert again.status == 0
+    assert f"retry of     {made}".replace(" ", "") in run(
+        "job", "show", again.out.strip()
+    ).out.replace(" ", "")
+    assert "weighs 4 now" in run("job", "weight", made, "4").out
+    assert run("job", "show", made, "--json").json["weight"] == 4
+    assert run("job", "weight", made, "nan").status == 2
+    accepted = run("job", "retry", made, "--accept", "--json").json
+    assert accepted["state"] == "queued"
+
+
+def test_wishes_are_left_for_every_node_of_the_machine(offline: Run, home: Path) -> None:
+    assert offline("node", "pause").status == 2
+    for number in "12":
+        (home / "state" / "nodes" / number).mkdir(parents=True)
+        (home / "state" / "nodes" / number / "join").touch()
+    (home / "state" / "nodes" / "3").mkdir()
+    assert offline("node", "pause").out.count(": pause") == 2
+    assert wishes.read(home / "state" / "nodes" / "2") == "pause"
+    one = home / "state" / "nodes" / "1"
+    assert offline("node", "finish", "--state-dir", str(one)).status == 0
+    assert (wishes.read(one), wishes.read(one.parent / "2")) == ("finish", "pause")
+    assert offline("node", "contribute").status == 0
+    assert wishes.read(one) == "contribute"
+    assert wishes.read(one.parent / "3") is None

@@ -23,6 +23,7 @@ from distribai.core.why import Held, JobWhy, NodeWhy, Reason
 from distribai.errors import NotFound, Unauthenticated
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.feed import Events, Wanted
+from distribai.orchestrator.fleet.standing import ORDERS, VERBS
 from distribai.orchestrator.idempotency import Key
 from distribai.orchestrator.records import (
     ByteTotals,
@@ -35,6 +36,7 @@ from distribai.orchestrator.records import (
     LogRecord,
     MemberRecord,
     NodeRecord,
+    NodeState,
     Page,
     Principal,
     RoundProgress,
@@ -85,6 +87,7 @@ class Orchestrator:
                 "cancel_job",
                 "pause_job",
                 "resume_job",
+                "set_weight",
                 "request_generation",
                 "withdraw_generation",
             ],
@@ -100,7 +103,9 @@ class Orchestrator:
                 "weights_blob",
             ],
             "jobs.why": ["why_job"],
-            "fleet.queries": ["page_nodes", "summary"],
+            "jobs.retry": ["retry_job"],
+            "fleet.queries": ["node_state", "page_nodes", "summary"],
+            "fleet.standing": ["order", "set_standing"],
             "fleet.why": ["resolve_node", "why_node"],
             "feed": ["read"],
             "feed.Tail": ["beyond"],
@@ -153,6 +158,14 @@ class Orchestrator:
 
     async def resume_job(self, grid: Grid, job_id: str, by: str) -> None:
         self._set(job_id, JobState.RUNNING)
+
+    async def set_weight(self, grid: Grid, job_id: str, weight: float, by: str) -> None:
+        self.jobs[job_id] = dataclasses.replace(self.jobs[job_id], weight=weight)
+
+    async def retry_job(self, grid: Grid, job_id: str, idempotency_key: str | None, by: str) -> str:
+        made = await self.create_job(grid, self.jobs[job_id].spec, idempotency_key, by)
+        self.jobs[made] = dataclasses.replace(self.jobs[made], retry_of=job_id)
+        return made
 
     async def withdraw_generation(self, grid: Grid, task_id: str, why: str) -> None:
         self.withdrawn.append(task_id)
@@ -282,6 +295,22 @@ class Orchestrator:
 
     async def page_nodes(self, grid: Grid, limit: int, cursor: str = "") -> Page[NodeRecord]:
         return Page(tuple(self.nodes))
+
+    def _node(self, node_id: str, **changes: str) -> None:
+        self.nodes = [
+            dataclasses.replace(n, **changes) if n.id == node_id else n  # type: ignore[arg-type]
+            for n in self.nodes
+        ]
+
+    async def order(self, grid: Grid, node_id: str, verb: str, by: str) -> None:
+        self._node(node_id, ordered=ORDERS[verb].value)
+
+    async def set_standing(self, grid: Grid, node_id: str, verb: str, why: str, by: str) -> None:
+        self._node(node_id, standing=VERBS[verb].value, standing_reason=why)
+
+    async def node_state(self, grid: Grid, node_id: str) -> NodeState:
+        (n,) = [n for n in self.nodes if n.id == node_id]
+        return NodeState(n.id, n.liveness, n.standing, n.intent, n.ordered, n.standing_reason)
 
     async def summary(self, grid: Grid) -> GridSummary:
         return GridSummary(

@@ -154,6 +154,8 @@ def main() -> None:
         message = hear()
         if isinstance(message, wire.Run):
             do(message)
+        if isinstance(message, wire.Measure):
+            say(wire.Measured(50.0, 10.0, "" if start != "unmeasurable" else "it is too warm"))
 
 
 main()

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
+from distribai import wishes
 from distribai.config import NodeSettings
 from distribai.core.tasks import UpdateRef, WeightsRef
 from distribai.errors import Conflict, NotAllowed, UsageError
-from distribai.node.daemon import FAREWELL_S, HURRY_S, Daemon, join_link, remember
+from distribai.node.benchmark import LOOK_S
+from distribai.node.daemon import FAREWELL_S, HURRY_S, WISH_S, Daemon, join_link, remember
 from distribai.testing.clock import FakeClock, settle
 from distribai.wire import convert, signing
 from distribai.wire.joinlink import JoinLink
@@ -48,7 +50,9 @@ class Grid:
     def start(self, **changes: Any) -> Daemon:
         http = self.server.url.removeprefix("http://")
         join = JoinLink("h", f"127.0.0.1:{self.port}", http, GRID, "inv_1")
-        settings = NodeSettings(state_dir=self.root / "state", join=str(join), name="box")
+        settings = NodeSettings(
+            state_dir=self.root / "state", join=str(join), name="box", benchmark=False
+        )
         self.daemon = Daemon(
             replace(settings, **changes),
             clock=self.clock,
@@ -443,3 +447,48 @@ def test_a_link_is_remembered_once(tmp_path: Path) -> None:
     remember(settings, link)
     remember(settings, link)
     assert join_link(settings) == replace(link, invite="")
+
+
+async def test_the_owner_s_wishes_reach_a_running_daemon(grid: Grid) -> None:
+    daemon = await grid.up()
+    state = grid.root / "state"
+    wishes.leave(state, "pause")
+    await grid.clock.advance(WISH_S)
+    assert daemon.governor.intent == "pause"
+    wishes.leave(state, "contribute")
+    await grid.clock.advance(WISH_S)
+    assert daemon.governor.intent == "contribute"
+    (state / wishes.FILE).write_bytes(b"\xff")
+    await grid.clock.advance(WISH_S)
+    assert daemon.governor.intent == "contribute", "what makes no sense is no wish"
+    wishes.leave(state, "finish")
+    await grid.clock.advance(WISH_S)
+    assert daemon.governor.intent == "drain"
+    assert wishes.read(state) is None, "started again it is welcome"
+
+
+async def test_a_pause_outlives_a_restart_and_a_finish_does_not(grid: Grid) -> None:
+    state = grid.root / "state"
+    for wish, intent in (("finish", "contribute"), ("pause", "pause")):
+        state.mkdir(exist_ok=True)
+        wishes.leave(state, wish)  # type: ignore[arg-type]
+        daemon = grid.start()
+        await grid.join()
+        await eventually(lambda d=daemon, i=intent: d.governor.intent == i)
+        await grid.stop()
+
+
+async def test_a_node_tells_what_was_measured_and_when_it_was(grid: Grid) -> None:
+    daemon = grid.start(benchmark=True)
+    register = await grid.join()
+    assert register.machine.memory_mb > 0
+    assert register.machine.isolation == "L0"
+    if not register.machine.speeds:
+        # The machine that runs the tests is seldom quiet: the meter loses patience.
+        while not daemon._meter.machine().speeds:
+            await grid.clock.advance(LOOK_S)
+            await asyncio.sleep(0.01)
+        beat = await grid.peer.hear("heartbeat")
+        while not beat.machine.speeds:
+            beat = await grid.peer.hear("heartbeat")
+        assert beat.machine.speeds[0].gflops == 50.0

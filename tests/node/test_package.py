@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from distribai.core.child import Checkpoints, Gate, LogLine, Run
-from distribai.core.devices import Device
+from distribai.core.devices import Device, Speed
 from distribai.core.tasks import Assignment, Outcome, Progress, WeightsRef
 from distribai.errors import DistribAIError, Unavailable, UsageError
 from distribai.node import executors
@@ -462,3 +462,13 @@ async def test_the_log_of_children_does_not_grow_for_ever(bench: Bench) -> None:
 
 def test_the_executors_are_found_by_a_scan() -> None:
     assert set(executors.find()) == {"package"}
+
+
+async def test_a_device_is_measured_between_two_tasks(bench: Bench) -> None:
+    executor = bench.executor()
+    assert await executor.measure(PLACE) == Speed(PLACE.device.index, 50.0, 10.0)
+    assert (await do(executor, "train")).status == "done"
+    cold = bench.executor("unmeasurable")
+    with pytest.raises(Unavailable, match="too warm"):
+        await cold.measure(PLACE)
+    assert (await do(cold, "train")).status == "done", "the child lives on"

@@ -186,6 +186,7 @@ class FakeNode:
         self.completed: list[pb.DiLoCoRoundComplete] = []
         self.stopped: list[str] = []
         self.hurried: list[tuple[str, float]] = []
+        self.orders: list[str] = []
         self.end: pb.SessionEnd | None = None
         self.register_ack: pb.RegisterAck | None = None
         self.intent = "contribute"
@@ -270,6 +271,8 @@ class FakeNode:
             self.completed.append(message.round_complete)
         elif kind == "control" and message.control.action == "finish":
             self.hurried.append((message.control.task_id, message.control.within_s))
+        elif kind == "control" and message.control.action in ("pause", "resume", "drain"):
+            self.orders.append(message.control.action)
         elif kind == "control":
             self.stopped.append(message.control.task_id)
 

@@ -26,6 +26,7 @@ from distribai.core.states import (
     is_terminal,
 )
 from distribai.merge.manifests import RoundManifest
+from distribai.orchestrator.fleet.tokens import BARRED
 from distribai.store.engine import AnyRow, Tx
 from distribai.store.statements.work import OPEN_TASKS
 from distribai.store.tables import (
@@ -60,6 +61,7 @@ def check_all(rows: Rows) -> None:
     """Assert every invariant."""
     check_histories(rows)
     check_leases(rows)
+    check_standing(rows)
     check_submissions(rows)
     for job in rows["jobs"]:
         check_job(job, rows)
@@ -117,6 +119,13 @@ def _follows(table: Mapping[Any, frozenset[Any]], states: list[Any], present: An
     assert states, "nothing exists without an event"
     last = states[-1]
     assert present == last or (present in table[last] and present in SILENT), (last, present)
+
+
+def check_standing(rows: Rows) -> None:
+    """Whoever is barred holds no task and has no session."""
+    barred = {n.id for n in rows["nodes"] if n.standing in BARRED}
+    assert not barred & {t.node_id for t in rows["tasks"] if t.state == TaskState.LEASED}
+    assert not barred & {s.node_id for s in rows["sessions"] if s.ended_at is None}
 
 
 def check_leases(rows: Rows) -> None:

@@ -24,17 +24,21 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from distribai.config import OrchestratorSettings
 from distribai.core.ranges import SampleRange
 from distribai.core.spec import RoundSpec
-from distribai.core.states import JOB, JobState
+from distribai.core.states import JOB, STANDING, JobState, Standing
 from distribai.core.tasks import Outcome
 from distribai.errors import Conflict
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.duties import Duties
-from distribai.orchestrator.fleet import tokens
+from distribai.orchestrator.fleet import standing, tokens
 from distribai.orchestrator.fleet.liveness import after_start
+from distribai.orchestrator.fleet.queries import node_state
+from distribai.orchestrator.fleet.standing import ORDERS
+from distribai.orchestrator.fleet.tokens import BARRED
 from distribai.orchestrator.jobs import commands, queries
+from distribai.orchestrator.jobs.retry import retry_job
 from distribai.testing.simulation.loop import VirtualLoop
 from distribai.testing.simulation.stores import InlineDatabase, PacedBlobs
-from tests.orchestrator.harness import LIVENESS, FakeNode, World
+from tests.orchestrator.harness import LIVENESS, FakeNode, World, breathe
 from tests.orchestrator.invariants import check_all, read_all
 
 T = TypeVar("T")
@@ -161,7 +165,55 @@ class GridMachine(RuleBasedStateMachine):
         else:
             assert allowed, f"{what} was allowed for a job that is {before}"
 
+    @precondition(lambda self: len(self.jobs) < JOBS)
+    @rule()
+    def retry(self) -> None:
+        """Somebody tries the first job again: allowed exactly when it failed or was cancelled."""
+        job = self.run(queries.show_job(self.world.grid, self.jobs[0]))
+        allowed = job.state in ("failed", "cancelled") and job.version < job.rounds_total
+        try:
+            again = self.run(retry_job(self.world.grid, job.id, None, "tester"))
+        except Conflict:
+            assert not allowed, f"a {job.state} job at version {job.version} was not retried"
+        else:
+            assert allowed
+            self.jobs.append(again)
+
     # ------------------------------------------------------------ nodes
+
+    @rule(number=st.integers(0, NODES - 1), verb=st.sampled_from([*ORDERS, "resume"]))
+    def order(self, number: int, verb: str) -> None:
+        """The operator tells a node to pause, to go on, or to leave; it obeys when it hears it."""
+        if number >= len(self.nodes):
+            return
+        node = self.nodes[number]
+        state = self.run(node_state(self.world.grid, node.id))
+        try:
+            self.run(standing.order(self.world.grid, node.id, verb, "tester"))
+        except Conflict:
+            assert (verb, state.liveness) == ("drain", "offline")
+
+    @rule(
+        number=st.integers(0, NODES - 1),
+        verb=st.sampled_from([*standing.VERBS, "pardon", "trust", "pardon"]),
+    )
+    def stand(self, number: int, verb: str) -> None:
+        """The operator changes a node's standing: refused exactly where the table refuses it."""
+        if number >= len(self.nodes):
+            return
+        node, new = self.nodes[number], standing.VERBS[verb]
+        before = Standing(self.run(node_state(self.world.grid, node.id)).standing)
+        try:
+            self.run(standing.set_standing(self.world.grid, node.id, verb, "so", "tester"))
+        except Conflict:
+            assert new is not before
+            assert new not in STANDING[before]
+            return
+        assert new is before or new in STANDING[before]
+        if new.value in BARRED and number in self.connected:
+            self.run(breathe())
+            assert node.end is not None
+            self.connected.discard(number)
 
     @precondition(lambda self: len(self.nodes) < NODES)
     @rule()
@@ -191,9 +243,11 @@ class GridMachine(RuleBasedStateMachine):
         if memory == "none":
             node.tasks.clear()
         node.intent = "contribute"
+        barred = self.run(node_state(self.world.grid, node.id)).standing in BARRED
         self.run(node.connect())
-        assert node.end is None
-        self.connected.add(number)
+        assert (node.end is not None) is barred
+        if not barred:
+            self.connected.add(number)
 
     @rule(number=st.integers(0, NODES - 1))
     def leave(self, number: int) -> None:

@@ -171,7 +171,7 @@ async def test_a_banned_node_loses_its_stream_its_token_and_its_way_back(world: 
     await a.heartbeat()
     await world.settle()
     assert a.end is not None
-    assert a.end.code == "auth.forbidden"
+    assert a.end.code == "node.banned"
     with pytest.raises(DistribAIError) as caught:
         await tokens.verify_token(world.grid, a.token)
     assert caught.value.code == "auth.forbidden"

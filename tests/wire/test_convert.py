@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distribai.core.devices import Device, TaskInHand
+from distribai.core.devices import Device, Machine, Speed, TaskInHand
 from distribai.core.ranges import SampleRange
-from distribai.core.spec import BlobRef, DataSpec, JobSpec, ModelSpec
+from distribai.core.spec import BlobRef, DataSpec, JobSpec, ModelSpec, ResourceSpec
 from distribai.core.tasks import (
     Assignment,
     DatasetRef,
@@ -20,6 +22,7 @@ from distribai.core.tasks import (
 from distribai.errors import Conflict, NotAllowed, ProtocolMismatch, Unavailable
 from distribai.wire import convert
 from distribai.wire.endings import end_of, error_of
+from distribai.wire.machines import machine_from_wire, machine_to_wire
 from distribai.wire.v1 import distribai_pb2 as pb
 
 A, B, C = (BlobRef(x * 64, n) for n, x in enumerate("abc", start=1))
@@ -53,6 +56,31 @@ def over_the_wire(message: pb.TaskAssign) -> pb.TaskAssign:
 def test_an_assignment_survives_the_wire() -> None:
     message = over_the_wire(convert.assignment_to_wire(ASSIGNMENT, 2))
     assert convert.assignment_from_wire(message) == (ASSIGNMENT, 2)
+
+
+def test_a_node_of_before_reads_a_spec_that_asks_for_nothing_new() -> None:
+    text = convert.assignment_to_wire(ASSIGNMENT, 2).spec_json
+    known = {"memory_mb", "device", "precision", "compile"}
+    assert set(json.loads(text)["resources"]) == known
+    asking = replace(SPEC, resources=ResourceSpec(disk_mb=5, isolation="L2"))
+    message = over_the_wire(convert.assignment_to_wire(replace(ASSIGNMENT, spec=asking), 2))
+    assert set(json.loads(message.spec_json)["resources"]) == known | {"disk_mb", "isolation"}
+    assert convert.assignment_from_wire(message)[0].spec == asking
+
+
+MACHINE = Machine(64_000, 900_000, 500.0, 80.0, "L2", "f", (Speed(0, 800.0, 300.0),))
+
+
+def test_a_machine_survives_the_wire_and_nonsense_counts_as_unknown() -> None:
+    assert machine_from_wire(machine_to_wire(MACHINE)) == MACHINE
+    assert machine_to_wire(None) is None
+    odd = pb.Machine(disk_mbps=float("nan"), link_mbps=-1.0, isolation="L9", fingerprint="x" * 999)
+    odd.speeds.add(device=1, gflops=float("inf"))
+    assert machine_from_wire(odd) == Machine(fingerprint="x" * 100, speeds=(Speed(1, 0.0, 0.0),))
+    with pytest.raises(ProtocolMismatch):
+        machine_from_wire(pb.Machine(memory_mb=2**64 - 1))
+    with pytest.raises(ProtocolMismatch):
+        machine_from_wire(pb.Machine(speeds=[pb.DeviceSpeed()] * 2000))
 
 
 def test_an_assignment_without_data_or_snapshot_survives_the_wire() -> None:

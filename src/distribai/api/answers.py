@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
+from distribai.core.devices import Machine
 from distribai.core.spec import BlobRef, JobSpec
 
 T = TypeVar("T")
@@ -133,6 +134,8 @@ class JobRecord(Answer):
     dataset: dict[str, Any]
     plan: dict[str, Any]
     waiting_for: str = ""
+    weight: float = 1.0
+    retry_of: str = ""
 
 
 class MemberRecord(Answer):
@@ -251,7 +254,8 @@ class DeviceRecord(Answer):
 
 
 class NodeRecord(Answer):
-    """One contributor machine on its three axes, and what it holds now."""
+    """One contributor machine on its three axes, and what it holds now. ``ordered`` is what the
+    operator wants of it, ``machine`` what it was measured to have."""
 
     id: str
     name: str
@@ -265,6 +269,20 @@ class NodeRecord(Answer):
     tasks: list[str]
     bytes_up: int
     bytes_down: int
+    ordered: str = "contribute"
+    standing_reason: str = ""
+    machine: Machine | None = None
+
+
+class NodeState(Answer):
+    """The node that a request changed, as it is now."""
+
+    id: str
+    liveness: str
+    standing: str
+    intent: str
+    ordered: str
+    standing_reason: str
 
 
 class GridSummary(Answer):

@@ -62,10 +62,16 @@ MEANINGS: Final[Mapping[str, str]] = {
     "rounds.moments": "Whether a node keeps its optimizer's moments or starts fresh each round.",
     "rounds.codec_up": "How updates travel to the orchestrator.",
     "rounds.codec_down": "How updates travel to the nodes.",
-    "resources.memory_mb": "Memory in MiB that a device must have; 0 for the planner's estimate.",
+    "resources.memory_mb": "Memory of a device (VRAM) in MiB at least; 0: the planner's estimate.",
     "resources.device": "The kind of device that the job needs.",
     "resources.precision": "Numbers to compute with; `auto` takes what the device is good at.",
     "resources.compile": "Whether to compile the model with torch first.",
+    "resources.host_memory_mb": "Main memory of the machine in MiB, beside an accelerator's own.",
+    "resources.disk_mb": "Free disk in MiB that the machine must have.",
+    "resources.gflops": "Measured speed that a device must have: 10^9 fp32 operations a second.",
+    "resources.link_mbps": "Measured link that a machine must have: 10^6 bits a second.",
+    "resources.standing": "`trusted`: no nodes on probation.",
+    "resources.isolation": "Level of isolation that a machine must offer at least.",
 }
 """A sentence for each field, by dotted name."""
 

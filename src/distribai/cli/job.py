@@ -151,6 +151,49 @@ def resume(ref: Ref, /, *, as_json: output.Json = False, reach: Reach | None = N
         _change(client, ref, client.resume, "resumed", as_json)
 
 
+@app.command
+def retry(
+    ref: Ref,
+    /,
+    *,
+    accept: Annotated[
+        bool, Parameter(negative="", show_default=False, help="Accept it at once.")
+    ] = False,
+    as_json: output.Json = False,
+    reach: Reach | None = None,
+) -> None:
+    """Try again what failed or was cancelled.
+
+    It makes a new job that does the steps that are left, from the last version.
+    """
+    with connect(reach) as client:
+        made = client.retry(ref)
+        if accept:
+            made = client.accept(made.id)
+    _created(made, accept, as_json)
+
+
+@app.command
+def weight(
+    ref: Ref,
+    value: Annotated[float, Parameter(help="From 1/16 to 16; 1 is usual.")],
+    /,
+    *,
+    as_json: output.Json = False,
+    reach: Reach | None = None,
+) -> None:
+    """Let a job weigh more or less than others of its tier.
+
+    The heavier job of an organization goes first, and the organization's share grows with it.
+    """
+    with connect(reach) as client:
+        made = client.weigh(ref, value)
+    if as_json:
+        output.document(made)
+    else:
+        output.data(f"{made.id} weighs {value:g} now.")
+
+
 @app.command(name="list")
 def list_jobs(
     *,

@@ -117,6 +117,8 @@ def job_facts(job: JobRecord) -> list[tuple[str, str]]:
         ),
         ("workers", f"{spec.workers_min} to {spec.workers_max}"),
         ("priority", spec.priority),
+        ("weight", "" if job.weight == 1 else f"{job.weight:g}"),
+        ("retry of", job.retry_of),
         ("round", f"{job.version} of {job.rounds_total} merged"),
         ("nodes", f"{job.nodes_working} at work"),
         ("tokens", output.count(job.tokens)),

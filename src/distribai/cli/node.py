@@ -9,10 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
+from distribai.cli import output
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from distribai import wishes
     from distribai.config import NodeSettings
+
+JOIN_FILE = "join"
+"""What tells a node's state directory from others: the grid's address."""
 
 app = App(name="node", help="Let this machine contribute.")
 
@@ -66,6 +72,61 @@ def start(
     if settings.node().state_dir != Path():
         return run_node(settings.node())
     return in_first_free(settings.home.state / "nodes", settings.node(), run_node)
+
+
+StateDir = Annotated[
+    Path | None,
+    Parameter(help="Of one node.  [default: all nodes of this user on this machine]"),
+]
+
+
+@app.command
+def pause(*, state_dir: StateDir = None) -> None:
+    """Let this machine's nodes rest.
+
+    They stand still before their next step and take no tasks, until `distribai node contribute`;
+    also when they are started again meanwhile.
+    """
+    _wish("pause", state_dir)
+
+
+@app.command
+def contribute(*, state_dir: StateDir = None) -> None:
+    """Let this machine's nodes work again after a pause."""
+    _wish("contribute", state_dir)
+
+
+@app.command
+def finish(*, state_dir: StateDir = None) -> None:
+    """Let this machine's nodes finish what they have, report it and leave."""
+    _wish("finish", state_dir)
+
+
+def _wish(wish: wishes.Wish, state_dir: Path | None) -> None:
+    """Leave word for the nodes of this machine.
+
+    Raises:
+        UsageError: ``node.join``: there is no node here.
+    """
+    from distribai import config, wishes
+    from distribai.errors import UsageError
+
+    settings = config.load({"node.state_dir": state_dir})
+    if settings.node().state_dir != Path():
+        found = [settings.node().state_dir]
+    else:
+        found = sorted((settings.home.state / "nodes").glob("*"))
+    found = [path for path in found if (path / JOIN_FILE).is_file()]
+    if not found:
+        raise UsageError(
+            "node.join",
+            "No node of this machine has joined a grid yet.",
+            "Start one: distribai node start --join LINK",
+            field="state_dir",
+        )
+    for path in found:
+        wishes.leave(path, wish)
+        output.data(f"{path}: {wish}")
 
 
 def in_first_free(root: Path, settings: NodeSettings, run: Callable[[NodeSettings], int]) -> int:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import App
+from cyclopts import App, Parameter
 
 from distribai.cli import events, output, why
 from distribai.cli.connection import Reach, connect
@@ -12,12 +12,15 @@ from distribai.cli.watching import repeat
 from distribai.core.states import Liveness
 
 if TYPE_CHECKING:
-    from distribai.api.answers import DeviceRecord, NodeRecord
+    from distribai.api.answers import DeviceRecord, NodeRecord, NodeState
     from distribai.client import Client
 
 app = App(name=("nodes", "fleet"), help="See the grid's machines; `fleet` is the same.")
 app.command(why.node_why, name="why")
 app.command(events.node_events, name="events")
+
+
+Why = Annotated[str, Parameter(help="The reason, for the record and for the node's owner.")]
 
 
 @app.command(name="list")
@@ -42,6 +45,110 @@ def _all(client: Client) -> list[NodeRecord]:
     """All nodes, the live ones first."""
     order = [state.value for state in Liveness]
     return sorted(client.nodes(), key=lambda node: order.index(node.liveness))
+
+
+@app.command
+def pause(ref: why.NodeRef, /, *, as_json: output.Json = False, reach: Reach | None = None) -> None:
+    """Let a node rest.
+
+    It stands still before its next step and gets nothing new until it is resumed.
+    """
+    with connect(reach) as client:
+        _told(client.order_node(ref, "pause"), as_json)
+
+
+@app.command
+def resume(
+    ref: why.NodeRef, /, *, as_json: output.Json = False, reach: Reach | None = None
+) -> None:
+    """Let a paused node work again.
+
+    If its owner has paused it too, it goes on pausing.
+    """
+    with connect(reach) as client:
+        _told(client.order_node(ref, "resume"), as_json)
+
+
+@app.command
+def drain(ref: why.NodeRef, /, *, as_json: output.Json = False, reach: Reach | None = None) -> None:
+    """Let a node finish what it has, and leave."""
+    with connect(reach) as client:
+        _told(client.order_node(ref, "drain"), as_json)
+
+
+@app.command
+def quarantine(
+    ref: why.NodeRef,
+    /,
+    *,
+    why: Why,
+    as_json: output.Json = False,
+    reach: Reach | None = None,
+) -> None:
+    """Set a node apart.
+
+    It loses its tasks and gets none until it is pardoned.
+    """
+    with connect(reach) as client:
+        _told(client.stand_node(ref, "quarantine", why), as_json)
+
+
+@app.command
+def trust(
+    ref: why.NodeRef,
+    /,
+    *,
+    why: Why,
+    as_json: output.Json = False,
+    reach: Reach | None = None,
+) -> None:
+    """Trust a node.
+
+    It gets work of jobs that ask for trusted nodes, too.
+    """
+    with connect(reach) as client:
+        _told(client.stand_node(ref, "trust", why), as_json)
+
+
+@app.command
+def ban(
+    ref: why.NodeRef,
+    /,
+    *,
+    why: Why,
+    as_json: output.Json = False,
+    reach: Reach | None = None,
+) -> None:
+    """Shut a node's key out."""
+    with connect(reach) as client:
+        _told(client.stand_node(ref, "ban", why), as_json)
+
+
+@app.command
+def pardon(
+    ref: why.NodeRef,
+    /,
+    *,
+    why: Why,
+    as_json: output.Json = False,
+    reach: Reach | None = None,
+) -> None:
+    """End a node's quarantine or ban.
+
+    It is on probation then, and what it failed before is forgotten.
+    """
+    with connect(reach) as client:
+        _told(client.stand_node(ref, "pardon", why), as_json)
+
+
+def _told(node: NodeState, as_json: bool) -> None:
+    """Say what a node is now."""
+    if as_json:
+        output.document(node)
+        return
+    orders = {"pause": ", paused by the operator", "drain": ", told to drain"}
+    words = f"{node.id[:13]} is {node.standing}{orders.get(node.ordered, '')}"
+    output.data(f"{words} now; it is {node.liveness} and wants to {node.intent}.")
 
 
 def render(nodes: list[NodeRecord]) -> str:

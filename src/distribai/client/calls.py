@@ -156,6 +156,37 @@ def resume(ref: str) -> Call[answers.JobId]:
     return Call("POST", job_path(ref, "/resume"), answers.JobId)
 
 
+def retry(ref: str, idempotency_key: str) -> Call[answers.JobId]:
+    """A new job from the last version of one that failed or was cancelled."""
+    return Call(
+        "POST",
+        job_path(ref, "/retry"),
+        answers.JobId,
+        headers={"Idempotency-Key": idempotency_key},
+        patience=PREPARATION_S,
+    )
+
+
+def weigh(ref: str, weight: float) -> Call[answers.JobId]:
+    """Let a job weigh more or less than others of its tier.
+
+    Raises:
+        UsageError: ``usage.invalid``: the weight is no finite number, which JSON cannot say.
+    """
+    _finite(weight, "weight", "Give a number from 1/16 to 16; 1 is usual.")
+    return Call("POST", job_path(ref, "/weight"), answers.JobId, body={"weight": weight})
+
+
+def order_node(ref: str, verb: str) -> Call[answers.NodeState]:
+    """Tell a node to ``pause``, ``resume`` or ``drain``."""
+    return Call("POST", node_path(ref, f"/{verb}"), answers.NodeState)
+
+
+def stand_node(ref: str, verb: str, why: str) -> Call[answers.NodeState]:
+    """Change a node's standing: ``quarantine``, ``trust``, ``ban`` or ``pardon``."""
+    return Call("POST", node_path(ref, f"/{verb}"), answers.NodeState, body={"why": why})
+
+
 def rounds(
     ref: str, limit: int = 1000, cursor: str = ""
 ) -> Call[answers.Page[answers.RoundRecord]]:
@@ -230,13 +261,7 @@ def generate(
     Raises:
         UsageError: ``usage.invalid``: the temperature is no finite number, which JSON cannot say.
     """
-    if not math.isfinite(temperature):
-        raise UsageError(
-            "usage.invalid",
-            f"The temperature is {temperature}.",
-            "Give a number from 0 (the likeliest token always) to 10.",
-            field="temperature",
-        )
+    _finite(temperature, "temperature", "Give a number from 0 (the likeliest token always) to 10.")
     body = {
         "prompt": prompt,
         "version": version,
@@ -310,3 +335,8 @@ def webhook_path(webhook_id: str, tail: str = "") -> str:
             "`distribai webhook list` shows their ids.",
         )
     return f"/api/v1/webhooks/{quote(webhook_id, safe='')}{tail}"
+
+
+def _finite(value: float, what: str, hint: str) -> None:
+    if not math.isfinite(value):
+        raise UsageError("usage.invalid", f"The {what} is {value}.", hint, field=what)

@@ -134,6 +134,22 @@ class Client:
         """Resume a paused job."""
         return self.send(calls.resume(ref))
 
+    def retry(self, ref: str, idempotency_key: str = "") -> answers.JobId:
+        """A new job from the last version of one that failed or was cancelled."""
+        return self.send(calls.retry(ref, idempotency_key or uuid.uuid4().hex))
+
+    def weigh(self, ref: str, weight: float) -> answers.JobId:
+        """Let a job weigh more or less than others of its tier; 1 is usual."""
+        return self.send(calls.weigh(ref, weight))
+
+    def order_node(self, ref: str, verb: str) -> answers.NodeState:
+        """Tell a node to ``pause``, ``resume`` or ``drain``."""
+        return self.send(calls.order_node(ref, verb))
+
+    def stand_node(self, ref: str, verb: str, why: str) -> answers.NodeState:
+        """Change a node's standing: ``quarantine``, ``trust``, ``ban`` or ``pardon``."""
+        return self.send(calls.stand_node(ref, verb, why))
+
     def rounds(self, ref: str) -> list[answers.RoundRecord]:
         """All rounds."""
         return list(self._pages(lambda cursor: calls.rounds(ref, cursor=cursor)))

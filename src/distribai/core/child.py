@@ -9,6 +9,8 @@ the child.
 
     daemon                              child
       |                  <-- Ready        |   once, after torch is imported
+      |  Measure -->                      |   between two tasks
+      |                  <-- Measured     |   exactly one per Measure
       |  Run -->                          |
       |                  <-- Need         |   blobs it wants, any number of times
       |  Have -->                         |   local paths; or Cancel
@@ -57,6 +59,15 @@ class Run:
     threads: int
     checkpoints: Checkpoints = Checkpoints()
     type: Literal["run"] = "run"
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """Measure this device, between two tasks; answered by ``Measured``."""
+
+    device: str
+    threads: int
+    type: Literal["measure"] = "measure"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +130,17 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
+class Measured:
+    """What a device does: single-precision matrix products in 10^9 operations a second, copying in
+    10^9 bytes a second. Both 0: it could not be measured, and ``problem`` says why."""
+
+    gflops: float
+    memory_gbps: float
+    problem: str = ""
+    type: Literal["measured"] = "measured"
+
+
+@dataclass(frozen=True, slots=True)
 class Need:
     """Blobs that the child wants on disk before it goes on."""
 
@@ -162,19 +184,21 @@ class Done:
     type: Literal["done"] = "done"
 
 
-ToChild = Run | Have | Gate | Finish | Cancel
-FromChild = Ready | Need | ProgressLine | Checkpointed | LogLine | Done
+ToChild = Run | Measure | Have | Gate | Finish | Cancel
+FromChild = Ready | Measured | Need | ProgressLine | Checkpointed | LogLine | Done
 Message = ToChild | FromChild
 
 _TYPES = {
     c.__dataclass_fields__["type"].default: c
     for c in (
         Run,
+        Measure,
         Have,
         Gate,
         Finish,
         Cancel,
         Ready,
+        Measured,
         Need,
         ProgressLine,
         Checkpointed,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from distribai.core.needs import Isolation
+
 DeviceType = Literal["cuda", "mps", "cpu"]
 
 
@@ -21,6 +23,35 @@ class Device:
     name: str = ""
     memory_mb: int = 0
     threads: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """What a device was measured to do: ``gflops`` single-precision matrix products in 10^9
+    operations a second, ``memory_gbps`` copying in 10^9 bytes a second."""
+
+    device: int
+    gflops: float
+    memory_gbps: float
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a node's machine was measured to have; 0: not known.
+
+    ``memory_mb`` main memory, ``disk_mb`` free disk (both MiB), ``disk_mbps`` what the disk writes
+    in 10^6 bytes a second, ``link_mbps`` what came over the link in 10^6 *bits* a second,
+    ``isolation`` the level that it offers. ``fingerprint`` says when the figures of another machine
+    were meant.
+    """
+
+    memory_mb: int = 0
+    disk_mb: int = 0
+    disk_mbps: float = 0.0
+    link_mbps: float = 0.0
+    isolation: Isolation = "L0"
+    fingerprint: str = ""
+    speeds: tuple[Speed, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from distribai.core.architectures import config_from, family
+from distribai.core.needs import Needs
 from distribai.core.paradigms import paradigm
 from distribai.core.spec import JobSpec
 from distribai.errors import InvalidSpec
@@ -150,6 +151,19 @@ def task_memory_mb(spec: JobSpec) -> int:
     return -(-(STATE_BYTES * parameter_count(spec) + activations + RUNTIME_BYTES) >> 20)
 
 
+def needs_of(spec: JobSpec) -> Needs:
+    """What the job's tasks need beside a device's type and memory."""
+    asked = spec.resources
+    return Needs(
+        host_memory_mb=asked.host_memory_mb,
+        disk_mb=asked.disk_mb,
+        gflops=asked.gflops,
+        link_mbps=asked.link_mbps,
+        standing=asked.standing,
+        isolation=asked.isolation,
+    )
+
+
 def validate_spec(spec: JobSpec, *, memory_cap_bytes: int | None = None) -> None:
     """Refuse a spec that cannot be run, naming the first field that is wrong.
 
@@ -275,16 +289,24 @@ def _figures(spec: JobSpec) -> Iterator[_Figure]:
         0 < share <= MAX_HELD_OUT,
         f"above 0 and at most {MAX_HELD_OUT}",
     )
-    memory = spec.resources.memory_mb
-    yield (
-        "spec.plan",
-        "resources.memory_mb",
-        memory,
-        0 <= memory < 1 << 31,
-        "0 (estimate) or less than 2^31",
-    )
+    yield from _resource_figures(spec)
     yield from _optimizer_figures(spec)
     yield from _round_figures(spec)
+
+
+def _resource_figures(spec: JobSpec) -> Iterator[_Figure]:
+    asked = spec.resources
+    for name, zero in (
+        ("memory_mb", "estimate"),
+        ("host_memory_mb", "any"),
+        ("disk_mb", "any"),
+    ):
+        size = getattr(asked, name)
+        rule = f"0 ({zero}) or less than 2^31"
+        yield "spec.plan", f"resources.{name}", size, 0 <= size < 1 << 31, rule
+    for name in ("gflops", "link_mbps"):
+        rate = getattr(asked, name)
+        yield "spec.plan", f"resources.{name}", rate, 0 <= rate <= 1e9, "0 (any) to 10^9"
 
 
 def _optimizer_figures(spec: JobSpec) -> Iterator[_Figure]:

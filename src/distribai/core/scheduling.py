@@ -1,10 +1,6 @@
 """Which queued task goes to which free device: a pure matching that says why a task waits.
 
-Tasks are served by tier (P0 first), then by phase, then by age. Inside a tier a sample that a
-person waits for comes first, then training, then evaluation: a loss may come later, while a round
-waits for its slowest slot. Ties go by task id, so equal inputs give equal matches.
-
-A task takes, in this order:
+Whose turn it is, :mod:`distribai.core.turns` says. A task takes, in this order:
 
 1. the device that its slot was meant for,
 2. a device whose child is warm for the job: with the newest version up to the one the task needs,
@@ -12,42 +8,58 @@ A task takes, in this order:
 3. an accelerator before a CPU, and of each kind the device with the least memory that fits, one
    without warm state of other jobs first: large and warm devices stay for those who need them.
 
-A node on which the task has just failed gets it only if no other can.
+A device that was meant for a task of the same level is left to it, until somebody is overdue. A
+node on which the task has just failed gets it only if no other can.
 
 Near-linear in tasks and devices: each list of devices is sorted once, and taken ones are jumped
-over with path compression.
+over with path compression. Tasks that need more than memory and a type share one list for each
+combination of needs (a job has one): ten thousand tasks of a hundred such jobs meet ten thousand
+devices within the second of a tick (``python -m bench schedule``).
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from typing import Final, Literal
 
 from distribai.core.devices import DeviceType
+from distribai.core.needs import NOTHING, UNMEASURED, Capacity, Needs, lacks
 from distribai.core.spec import Priority
 from distribai.core.tasks import Phase
+from distribai.core.turns import (
+    Accounts,
+    Tag,
+    Tags,
+    Turns,
+    arrival_of,
+    by_level,
+    is_overdue,
+    standing_of,
+)
 
-_PHASES: Final[tuple[Phase, ...]] = ("generate", "train", "evaluate")
 _TYPES: Final[tuple[DeviceType, ...]] = ("cuda", "mps", "cpu")
 
 _WARM_LOOKS: Final = 64
 """Warm devices that do not fit and are looked at before a cold one is taken: a job's tasks need
 about the same, so what did not fit so often does not fit at all."""
 
+NO_TAGS: Final[Tags] = {}
+
 
 @dataclass(frozen=True, slots=True)
 class QueuedTask:
     """A task that waits for a device.
 
-    ``queued_at`` in seconds on the clock of ``now``; ``memory_mb`` and ``device`` what it needs;
-    ``base_version`` the weights that it starts from; ``preferred`` the node and device index that
-    its slot was meant for; ``last_failed_node`` where its last attempt failed; ``excluded`` nodes
-    that must not get it; ``only`` the one node that may, if there is such.
+    ``queued_at`` in seconds on the clock of ``now``; ``memory_mb`` and ``device`` what it needs of
+    the device, ``needs`` what else; ``base_version`` the weights that it starts from; ``preferred``
+    the node and device index that its slot was meant for; ``last_failed_node`` where its last
+    attempt failed; ``excluded`` nodes that must not get it; ``among`` the nodes that may, if not
+    all; ``only`` the one node that may, if there is such. ``organization``, ``weight`` and ``cost``
+    (seconds of a device) decide its turn.
     """
 
     task_id: str
@@ -62,6 +74,16 @@ class QueuedTask:
     last_failed_node: str = ""
     excluded: frozenset[str] = frozenset()
     only: str = ""
+    among: frozenset[str] | None = None
+    needs: Needs = NOTHING
+    organization: str = ""
+    weight: float = 1.0
+    cost: float = 1.0
+
+    @property
+    def key(self) -> str:
+        """Decides ties of turns."""
+        return self.task_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +91,7 @@ class FreeDevice:
     """A device without a task.
 
     ``memory_mb`` 0 means that the node could not tell: it fits anything, and is taken last.
-    ``warm``: version of the weights that it holds, by job.
+    ``warm``: version of the weights that it holds, by job. ``has``: what else was measured.
     """
 
     node_id: str
@@ -77,59 +99,65 @@ class FreeDevice:
     type: DeviceType
     memory_mb: int
     warm: Mapping[str, int] = field(default_factory=dict)
+    has: Capacity = UNMEASURED
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """``task_id`` goes to device ``device`` of ``node_id``."""
+    """``task_id`` goes to device ``device`` of ``node_id``; ``tag`` is what ``account``, its
+    organization's mostly, stands at from then on at ``level``."""
 
     task_id: str
     node_id: str
     device: int
+    account: str = field(default="", compare=False)
+    level: int = field(default=0, compare=False)
+    tag: Tag = field(default=Tag(0.0, 0.0), compare=False)
 
 
 def match(
-    queued: Sequence[QueuedTask], devices: Sequence[FreeDevice], now: float
+    queued: Sequence[QueuedTask],
+    devices: Sequence[FreeDevice],
+    now: float,
+    tags: Tags = NO_TAGS,
 ) -> tuple[list[Match], dict[str, str]]:
     """Give queued tasks to free devices, one each.
 
+    Args:
+        queued: tasks, each once.
+        devices: devices, each once.
+        now: on the clock of ``queued_at``.
+        tags: the organizations' accounts, as earlier matches left them.
+
     Returns:
         The matches in the order in which tasks were served, and for each task without a device the
-        reason, for people.
+        reason, for people,.
     """
     fleet = _Fleet(devices)
-    found: dict[str, int] = {}
-    ordered = sorted(queued, key=_order)
-    for _, group in groupby(ordered, key=_class):
-        tasks = list(group)
-        # First those that were meant for a certain device, or an older task without any wish
-        # would take it from them.
-        for task in tasks:
-            device = fleet.preferred(task)
-            if device is not None:
-                found[task.task_id] = device
-        for task in tasks:
-            if task.task_id not in found and (device := fleet.choose(task)) is not None:
-                found[task.task_id] = device
-    matches = [
-        Match(t.task_id, fleet.devices[d].node_id, fleet.devices[d].index)
-        for t in ordered
-        if (d := found.get(t.task_id)) is not None
-    ]
-    reasons = {
-        t.task_id: f"{fleet.why_not(t)}; it has waited {max(0.0, now - t.queued_at):.0f} s"
-        for t in ordered
-        if t.task_id not in found
-    }
+    accounts = Accounts.of(tags)
+    matches: list[Match] = []
+    reasons: dict[str, str] = {}
+
+    for level, tasks in by_level(queued, now):
+        reserved = fleet.reserve(tasks)
+        turns = Turns(tasks, level, now, accounts)
+        for task in turns:
+            device = reserved.pop(task.task_id, None)
+            if device is None:
+                device = fleet.choose(task)
+            if device is None and is_overdue(task, now):
+                device = fleet.rob(task, reserved)
+            if device is None:
+                reasons[task.task_id] = ""
+                continue
+            reasons.pop(task.task_id, None)  # asked twice, see Turns
+            account, tag = turns.served(task)
+            found = fleet.devices[device]
+            matches.append(Match(task.task_id, found.node_id, found.index, account, level, tag))
+        waiting = [t for t in tasks if t.task_id in reasons]
+        # Only when nothing more is taken: who was before it is known then.
+        reasons |= {t.task_id: f"{fleet.why_not(t)}; {standing_of(t, now)}" for t in waiting}
     return matches, reasons
-
-
-def _class(task: QueuedTask) -> tuple[str, int]:
-    return task.priority, _PHASES.index(task.phase)
-
-
-def _order(task: QueuedTask) -> tuple[str, int, float, str]:
-    return *_class(task), task.queued_at, task.task_id
 
 
 class _Line:
@@ -181,19 +209,20 @@ class _Fleet:
         self._memory = [d.memory_mb or math.inf for d in self.devices]
         self._at: dict[tuple[str, int], int] = {}
         self._of_node: dict[str, list[int]] = defaultdict(list)
-        cold: dict[tuple[DeviceType, bool], list[tuple[float, int]]] = defaultdict(list)
         older: dict[str, list[tuple[float, int]]] = defaultdict(list)
         newer: dict[str, list[tuple[float, int]]] = defaultdict(list)
         for i, device in enumerate(self.devices):
             self._at[device.node_id, device.index] = i
             self._of_node[device.node_id].append(i)
-            cold[device.type, bool(device.warm)].append((self._memory[i], i))
             for job, version in device.warm.items():
                 older[job].append((-version, i))
                 newer[job].append((version, i))
-        self._cold = {kind: _Line(entries) for kind, entries in cold.items()}
+        self._cold = self._sorted(range(len(self.devices)))
         self._older = {job: _Line(entries) for job, entries in older.items()}
         self._newer = {job: _Line(entries) for job, entries in newer.items()}
+        self._by_needs: dict[tuple[Needs, frozenset[str] | None], _Choice] = {}
+        self._told: dict[tuple[object, ...], str] = {}
+        self._unrobbed: set[tuple[object, ...]] = set()
         self._sizes = {
             kind: sorted(
                 m for d, m in zip(self.devices, self._memory, strict=True) if d.type == kind
@@ -206,12 +235,29 @@ class _Fleet:
         device = None if task.preferred is None else self._at.get(task.preferred)
         if device is None or self._taken[device] or not self._fits(task, device):
             return None
-        node = self.devices[device].node_id
-        barred = node in task.excluded or node == task.last_failed_node
-        if barred or task.only not in ("", node):
+        if not self._may(task, device) or task.only not in ("", self.devices[device].node_id):
             return None
         self._taken[device] = True
         return device
+
+    def reserve(self, tasks: Iterable[QueuedTask]) -> dict[str, int]:
+        """Take the devices that tasks were meant for, each for the first of them, by task: a task
+        without any wish would take them else."""
+        wishing = sorted((t for t in tasks if t.preferred), key=lambda t: (arrival_of(t), t.key))
+        found = {t.task_id: d for t in wishing if (d := self.preferred(t)) is not None}
+        self._unrobbed.clear()
+        return found
+
+    def rob(self, task: QueuedTask, reserved: dict[str, int]) -> int | None:
+        """Take a device that is reserved for another task, which then takes what it finds."""
+        if task.only or _like(task) in self._unrobbed:
+            return None
+        for robbed, device in reserved.items():
+            if self._fits(task, device) and self._open(task, device):
+                del reserved[robbed]
+                return device
+        self._unrobbed.add(_like(task))  # reservations only ever become fewer
+        return None
 
     def choose(self, task: QueuedTask) -> int | None:
         """Take the best device for the task, if there is one."""
@@ -228,44 +274,51 @@ class _Fleet:
         return device
 
     def _on_node(self, task: QueuedTask, node: str) -> int | None:
-        if node in task.excluded:
-            return None
         own = self._of_node.get(node, ())
-        return next((d for d in own if not self._taken[d] and self._fits(task, d)), None)
+        free = (d for d in own if not self._taken[d] and self._open(task, d))
+        return next((d for d in free if self._fits(task, d)), None)
 
     def why_not(self, task: QueuedTask) -> str:
         """Why no free device was left for the task."""
         if task.only:
             return "the node that it was meant for is not free"
-        kinds = _types(task)
-        sizes = [self._sizes[kind] for kind in kinds if self._sizes[kind]]
+        like = _like(task)
+        if like not in self._told:
+            self._told[like] = self._explain(task)
+        return self._told[like]
+
+    def _explain(self, task: QueuedTask) -> str:
         what = "device" if task.device == "any" else f"{task.device} device"
-        if not sizes:
+        kinds = [kind for kind in _types(task) if self._sizes[kind]]
+        if not kinds:
             return f"no {what} is free"
         largest = self._largest(task)
         if largest < task.memory_mb:
             return f"it needs {task.memory_mb} MB, the largest free {what} has {largest:.0f} MB"
-        fitting = sum(len(s) - bisect_left(s, task.memory_mb) for s in sizes)
-        excluded = sum(
-            self._fits(task, device)
-            for node in task.excluded
-            for device in self._of_node.get(node, ())
-        )
-        if excluded == fitting:
+        sized = [d for d in range(len(self.devices)) if self._holds(task, d)]
+        lacking = Counter(lacks(task.needs, self.devices[d].has) for d in sized)
+        fitting = lacking.pop("", 0)
+        if not fitting:
+            often, count = lacking.most_common(1)[0]
+            others = len(sized) - count
+            return often + (f"; {others} more free {what}s lack other things" if others else "")
+        allowed = sum(self._fits(task, d) and self._open(task, d) for d in sized)
+        if not allowed:
             return f"it must not go to any node whose {what} is free"
-        return f"tasks before it take all free {what}s that fit ({fitting - excluded})"
+        return f"tasks before it take all free {what}s that fit ({allowed})"
 
     def _largest(self, task: QueuedTask) -> float:
         """Memory of the largest device of the task's type, before anything was taken."""
         return max((s[-1] for kind in _types(task) if (s := self._sizes[kind])), default=0.0)
 
     def _search(self, task: QueuedTask) -> int | None:
+        choice = self._choice(task)
+
         def allowed(device: int) -> bool:
-            node = self.devices[device].node_id
-            return node not in task.excluded and node != task.last_failed_node
+            return self._may(task, device)
 
         def fits(device: int) -> bool:
-            return self._fits(task, device) and allowed(device)
+            return self._fits(task, device) and self._may(task, device)
 
         for lines, key in ((self._older, -task.base_version), (self._newer, task.base_version + 1)):
             line = lines.get(task.job_id)
@@ -273,16 +326,59 @@ class _Fleet:
                 return found
         for kind in _types(task):
             for has_warm in (False, True):
-                line = self._cold.get((kind, has_warm))
-                if line and (found := line.first(task.memory_mb, self._taken, allowed)) is not None:
+                cold = choice.get((kind, has_warm))
+                if cold and (found := cold.first(task.memory_mb, self._taken, allowed)) is not None:
                     return found
         return None
 
-    def _fits(self, task: QueuedTask, device: int) -> bool:
+    def _choice(self, task: QueuedTask) -> _Choice:
+        """Devices by type and warmth, sorted by memory, of those that have what the task needs
+        beside memory and type; made once for all tasks that need the same."""
+        if task.needs == NOTHING and task.among is None:
+            return self._cold
+        key = (task.needs, task.among)
+        if key not in self._by_needs:
+            self._by_needs[key] = self._sorted(
+                i
+                for i, d in enumerate(self.devices)
+                if (task.among is None or d.node_id in task.among) and not lacks(task.needs, d.has)
+            )
+        return self._by_needs[key]
+
+    def _sorted(self, chosen: Iterable[int]) -> _Choice:
+        kinds: dict[tuple[DeviceType, bool], list[tuple[float, int]]] = defaultdict(list)
+        for i in chosen:
+            device = self.devices[i]
+            kinds[device.type, bool(device.warm)].append((self._memory[i], i))
+        return {kind: _Line(entries) for kind, entries in kinds.items()}
+
+    def _open(self, task: QueuedTask, device: int) -> bool:
+        """Whether the task may go there at all."""
+        node = self.devices[device].node_id
+        return node not in task.excluded and (task.among is None or node in task.among)
+
+    def _may(self, task: QueuedTask, device: int) -> bool:
+        """Whether the task may go there as long as there are others."""
+        failed = self.devices[device].node_id == task.last_failed_node
+        return not failed and self._open(task, device)
+
+    def _holds(self, task: QueuedTask, device: int) -> bool:
         return (
             task.device in ("any", self.devices[device].type)
             and self._memory[device] >= task.memory_mb
         )
+
+    def _fits(self, task: QueuedTask, device: int) -> bool:
+        enough = task.needs == NOTHING or not lacks(task.needs, self.devices[device].has)
+        return enough and self._holds(task, device)
+
+
+_Choice = Mapping[tuple[DeviceType, bool], _Line]
+
+
+def _like(task: QueuedTask) -> tuple[object, ...]:
+    """What decides which devices a task could have."""
+    return task.memory_mb, task.device, task.needs, task.excluded, task.among
 
 
 def _types(task: QueuedTask) -> tuple[DeviceType, ...]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from distribai.core.needs import Isolation
 from distribai.core.plain import Plain
 
 JobKind = Literal["train"]
@@ -124,12 +125,25 @@ class RoundSpec:
 
 @dataclass(frozen=True, slots=True)
 class ResourceSpec:
-    """What a task needs of a device; 0 means the planner's own estimate."""
+    """What a task needs of a device and its machine.
+
+    ``memory_mb`` of the device, which is an accelerator's own (VRAM); 0 is the planner's own
+    estimate. The others ask for nothing by default: ``host_memory_mb`` main memory and ``disk_mb``
+    free disk in MiB, ``gflops`` the device's measured matrix products in 10^9 operations a second,
+    ``link_mbps`` its measured link in 10^6 bits a second, ``standing`` of the node, ``isolation``
+    at least.
+    """
 
     memory_mb: int = 0
     device: Literal["any", "cuda", "mps", "cpu"] = "any"
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     compile: bool = False
+    host_memory_mb: int = 0
+    disk_mb: int = 0
+    gflops: float = 0.0
+    link_mbps: float = 0.0
+    standing: Literal["any", "trusted"] = "any"
+    isolation: Isolation = "L0"
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,6 +138,13 @@ DELIVERY: Mapping[DeliveryState, frozenset[DeliveryState]] = {
     DeliveryState.FAILED: frozenset(),
 }
 
+STANDING: Mapping[Standing, frozenset[Standing]] = {
+    Standing.PROBATION: frozenset({Standing.TRUSTED, Standing.QUARANTINED, Standing.BANNED}),
+    Standing.TRUSTED: frozenset({Standing.PROBATION, Standing.QUARANTINED, Standing.BANNED}),
+    Standing.QUARANTINED: frozenset({Standing.PROBATION, Standing.TRUSTED, Standing.BANNED}),
+    Standing.BANNED: frozenset({Standing.PROBATION}),
+}
+
 
 MEANINGS: Mapping[type[StrEnum], Mapping[str, str]] = {
     JobState: {

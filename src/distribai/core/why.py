@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from distribai.core.scheduling import FreeDevice, Match, QueuedTask, match
+from distribai.core.scheduling import NO_TAGS, FreeDevice, Match, QueuedTask, match
 from distribai.core.states import Intent, Liveness, Standing
+from distribai.core.turns import Tags
 
 MAX_LISTED = 20
 """Things of one kind that an answer lists; how many more there are is said."""
@@ -116,18 +117,28 @@ class NodeWhy:
 
 
 def obstacles(
-    liveness: Liveness, standing: Standing, intent: Intent, connected: bool, silent_s: float
+    liveness: Liveness,
+    standing: Standing,
+    intent: Intent,
+    connected: bool,
+    silent_s: float,
+    *,
+    ordered: Intent = Intent.CONTRIBUTE,
+    why: str = "",
 ) -> tuple[Reason, ...]:
     """Why a node gets no work, whatever work there is; nothing when it may be given some.
 
-    ``connected``: it has an open session. ``silent_s``: seconds since it was heard.
+    ``connected``: it has an open session. ``silent_s``: seconds since it was heard. ``ordered``:
+    what the operator wants of it. ``why``: the reason of its standing.
     """
     found = []
+    because = f" The reason: {why.rstrip('.')}." if why else ""
+    lift = "`distribai nodes pardon NODE --why ...` lets it work again."
     if standing is Standing.BANNED:
-        found.append(Reason("banned", "Its key is shut out."))
+        found.append(Reason("banned", f"Its key is shut out.{because}", lift))
     elif standing is Standing.QUARANTINED:
-        text = "It is quarantined: it gets no work until the operator has looked."
-        found.append(Reason("quarantined", text))
+        text = f"It is quarantined: it gets no work until the operator has looked.{because}"
+        found.append(Reason("quarantined", text, lift))
     if liveness is Liveness.OFFLINE:
         text = f"It is offline: it was last heard {_ago(silent_s)}."
         found.append(Reason("offline", text, "Start it: `distribai node start` on that machine."))
@@ -140,7 +151,13 @@ def obstacles(
     elif not connected:
         text = "It has no stream to the orchestrator, which has just started or lost it."
         found.append(Reason("session", text))
-    if intent is Intent.DRAIN:
+    if ordered is Intent.DRAIN:
+        text = "The operator has told it to drain: it finishes what it has and leaves."
+        found.append(Reason("drain", text))
+    elif ordered is Intent.PAUSE:
+        text = "The operator has paused it."
+        found.append(Reason("paused", text, "`distribai nodes resume NODE` lets it work again."))
+    elif intent is Intent.DRAIN:
         found.append(Reason("drain", "It drains: it finishes what it has and leaves."))
     elif intent is Intent.PAUSE:
         text = "It is paused: its owner wants no work for now."
@@ -156,10 +173,14 @@ def misfit(probe: QueuedTask, devices: Sequence[FreeDevice], now: float) -> str:
 
 
 def tasks_without_device(
-    queued: Sequence[QueuedTask], devices: Sequence[FreeDevice], now: float, job_id: str
+    queued: Sequence[QueuedTask],
+    devices: Sequence[FreeDevice],
+    now: float,
+    job_id: str,
+    tags: Tags = NO_TAGS,
 ) -> tuple[Reason, ...]:
     """Why each queued task of a job has no device, in the order in which they are served."""
-    _, reasons = match(queued, devices, now)
+    _, reasons = match(queued, devices, now, tags)
     mine = [t for t in queued if t.job_id == job_id and t.task_id in reasons]
     found = [
         Reason(
@@ -175,25 +196,29 @@ def tasks_without_device(
 
 
 def passed_over(
-    queued: Sequence[QueuedTask], devices: Sequence[FreeDevice], now: float, node_id: str
+    queued: Sequence[QueuedTask],
+    devices: Sequence[FreeDevice],
+    now: float,
+    node_id: str,
+    tags: Tags = NO_TAGS,
 ) -> tuple[Reason, ...]:
     """Why the queued tasks do not go to the free devices of a node, one reason for each job, phase
     and cause; what goes to it at the next look comes first."""
     own = [d for d in devices if d.node_id == node_id]
-    matches, _ = match(queued, devices, now)
+    matches, _ = match(queued, devices, now, tags)
     given = {m.task_id: m for m in matches}
     coming, others = list[Reason](), dict[tuple[str, str, str], Reason]()
-    causes: dict[tuple[int, str], str] = {}
+    causes: dict[tuple[object, ...], str] = {}
     for task in queued:
         found = given.get(task.task_id)
         if found is not None and found.node_id == node_id:
             text = f"A {task.phase} task is about to be given to device {found.device}."
             coming.append(Reason("turn", text, job_id=task.job_id, task_id=task.task_id))
             continue
-        needs = (task.memory_mb, task.device)
+        needs = (task.memory_mb, task.device, task.needs)
         if needs not in causes:
             # The node's bars are lifted to see whether the device itself would do.
-            bare = replace(task, excluded=frozenset(), only="")
+            bare = replace(task, excluded=frozenset(), only="", among=None)
             causes[needs] = misfit(bare, own, now) if own else "no device of this node is free"
         cause = _not_here(task, found, causes[needs], node_id)
         reason = Reason(
@@ -211,10 +236,10 @@ def _not_here(task: QueuedTask, given: Match | None, misfits: str, node_id: str)
         return "it is kept for the node that it was meant for"
     if misfits:
         return misfits
-    if node_id in task.excluded:
-        if node_id == task.last_failed_node:
-            return "its last attempt failed here, and another node can take it"
+    if task.among is not None and node_id not in task.among:
         return "it could not be finished here before its round merges"
+    if node_id in task.excluded:
+        return "an attempt of it failed here, and another node can take it"
     if given is not None:
         return "another device suits it better"
     return "tasks before it take the devices"

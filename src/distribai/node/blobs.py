@@ -38,6 +38,9 @@ _PASSING = frozenset({401, 408, 425, 429, 500, 502, 503, 504})
 _TIMEOUT = httpx.Timeout(60.0, connect=15.0)
 
 
+LINK_BYTES = 1 << 20
+"""Bytes that a download must have to say anything about the link."""
+
 _REFUSALS: dict[int, tuple[type[DistribAIError], str]] = {
     400: (Integrity, "blob.size"),
     403: (errors.NotAllowed, "auth.forbidden"),
@@ -92,6 +95,8 @@ class BlobClient:
         self._http_client: httpx.AsyncClient | None = None
         self.bytes_up = 0
         self.bytes_down = 0
+        self.link_mbps = 0.0
+        """What downloads came at lately, 10^6 bits a second; 0 until one was large enough."""
 
     async def close(self) -> None:
         """Close all connections."""
@@ -126,12 +131,14 @@ class BlobClient:
             OSError: the disk is full.
         """
         for last in (False, True):
+            began, before = self._clock.monotonic(), max(0, _size(path))
             await self._patiently(
                 lambda: self._download_once(blob, path, job_id),
                 lambda: _size(path),
                 "download",
                 attempts=self._attempts,
             )
+            self._note_link(blob.size - before, self._clock.monotonic() - began)
             if await asyncio.to_thread(sha256_of, path) == blob.sha256:
                 return
             _remove(path)
@@ -141,6 +148,12 @@ class BlobClient:
                     f"The grid sent other bytes than those of blob {blob.sha256[:12]}.",
                     "The task will be given to another node; tell the grid's operator.",
                 )
+
+    def _note_link(self, moved: int, seconds: float) -> None:
+        """Remember how fast a download came; the newer one counts as much as all before it."""
+        if moved >= LINK_BYTES and seconds > 0:
+            rate = 8e-6 * moved / seconds
+            self.link_mbps = (self.link_mbps + rate) / 2 if self.link_mbps else rate
 
     async def _download_once(self, blob: BlobRef, path: Path, job_id: str) -> None:
         have = _size(path)

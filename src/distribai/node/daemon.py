@@ -16,12 +16,14 @@ from pathlib import Path
 import structlog
 
 import distribai
-from distribai import durable
+from distribai import durable, wishes
 from distribai.config import NodeSettings
 from distribai.core.child import Checkpoints
+from distribai.core.devices import Machine
 from distribai.core.states import Intent
 from distribai.errors import UsageError
 from distribai.node import identity
+from distribai.node.benchmark import Meter, worth_telling
 from distribai.node.blobs import BlobClient, Fetcher
 from distribai.node.cache import BlobCache
 from distribai.node.clock import Clock, SystemClock, within
@@ -33,9 +35,10 @@ from distribai.node.link import Hello, Link
 from distribai.node.platform import DirectoryLock
 from distribai.node.transport import GrpcTransport, Transport
 from distribai.node.trust import Trust
-from distribai.node.worker import Worker
+from distribai.node.worker import ISOLATION, Worker
 from distribai.wire import convert, joinlink
 from distribai.wire.joinlink import JoinLink
+from distribai.wire.machines import machine_to_wire
 from distribai.wire.v1 import distribai_pb2 as pb
 
 log = structlog.get_logger("distribai.node")
@@ -52,6 +55,9 @@ FAREWELL_S = 60.0
 HURRY_S = 80.0
 """How long a node that was told to end at once may take for its step and upload. systemd kills 90 s
 after a SIGTERM (``TimeoutStopSec``'s default); what is not delivered then stays in hand."""
+
+WISH_S = 1.0
+"""Seconds between two looks for the owner's wishes."""
 
 CHECKPOINT_SHARE = 0.03
 """Share of the training time that checkpoints may take."""
@@ -89,6 +95,7 @@ class Daemon:
         self._command = command
         self._leaving = asyncio.Event()
         self._hurry = asyncio.Event()
+        self._told: Machine | None = None
         self._started = self._clock.monotonic()
         self.governor = Governor(settings.share)
 
@@ -103,8 +110,11 @@ class Daemon:
         state = self._settings.state_dir
         with DirectoryLock(state):
             self._build(state)
+            if wishes.read(state) == "finish":
+                wishes.forget(state)  # it was meant for the daemon before this one
             try:
                 await self._worker.start(self._settings.device, threads(self._settings.threads))
+                self._meter = self._new_meter(state)
                 await self._until_left()
             finally:
                 await self._worker.close()
@@ -155,6 +165,19 @@ class Daemon:
         self.governor.listen(self._on_governor)
         self._on_governor()
 
+    def _new_meter(self, state: Path) -> Meter:
+        return Meter(
+            state=state,
+            clock=self._clock,
+            places=self._worker.places,
+            torch=self._worker.torch,
+            measure=self._worker.measure,
+            idle=lambda: self._worker.idle,
+            link_mbps=lambda: self._blobs.link_mbps,
+            isolation=ISOLATION,
+            changed=self._link.beat,
+        )
+
     def _on_governor(self) -> None:
         self._worker.regulate()
         self._link.beat()
@@ -171,6 +194,8 @@ class Daemon:
                 self._worker.broken(),
                 self._leave(),
                 self._run_out_of_time(),
+                self._heed_wishes(),
+                *([self._meter.run()] if self._settings.benchmark else []),
             )
         ]
         try:
@@ -182,6 +207,23 @@ class Daemon:
             for way in ways_out:
                 way.cancel()
             await asyncio.wait(ways_out)
+
+    async def _heed_wishes(self) -> None:
+        """Do what the machine's owner leaves word of; never returns."""
+        state, heeded = self._settings.state_dir, None
+        while True:
+            wish = wishes.read(state)
+            if wish != heeded:
+                log.info("the owner's wish", wish=wish)
+                if wish == "finish":
+                    wishes.forget(state)
+                    self.governor.finish()
+                elif wish == "pause":
+                    self.governor.pause()
+                elif wish == "contribute":
+                    self.governor.contribute()
+                heeded = wish
+            await self._clock.sleep(WISH_S)
 
     async def _leave(self) -> None:
         await self._leaving.wait()
@@ -204,7 +246,9 @@ class Daemon:
 
     def hello(self) -> Hello:
         """What the node registers with."""
+        self._told = self._meter.machine()
         return Hello(
+            machine=self._told,
             name=self._settings.name or socket.gethostname(),
             software=f"distribai/{distribai.__version__}",
             devices=[place.device for place in self._worker.places],
@@ -215,7 +259,11 @@ class Daemon:
 
     def heartbeat(self) -> pb.Heartbeat:
         """What the node says every few seconds."""
+        now = self._meter.machine()
+        news = now if worth_telling(self._told, now) else None
+        self._told = news or self._told
         return pb.Heartbeat(
+            machine=machine_to_wire(news),
             uptime_s=int(self._clock.monotonic() - self._started),
             tasks=convert.in_hand_to_wire(self._worker.hands.told()),
             bytes_up=self._link.bytes_up + self._blobs.bytes_up,

@@ -25,7 +25,7 @@ from typing import Any, NoReturn, Protocol
 
 import structlog
 
-from distribai.core.devices import Device, TaskInHand
+from distribai.core.devices import Device, Machine, TaskInHand
 from distribai.core.states import Intent
 from distribai.errors import NotAllowed, ProtocolMismatch
 from distribai.node.clock import Clock, full_jitter, within
@@ -35,6 +35,7 @@ from distribai.wire import convert, signing
 from distribai.wire.channel import RELIABLE, Channel
 from distribai.wire.endings import error_of
 from distribai.wire.joinlink import JoinLink
+from distribai.wire.machines import machine_to_wire
 from distribai.wire.v1 import distribai_pb2 as pb
 from distribai.wire.versions import negotiate
 
@@ -71,6 +72,7 @@ class Hello:
     tasks: Sequence[TaskInHand]
     blobs: Sequence[str]
     intent: Intent
+    machine: Machine | None = None
 
 
 class Handler(Protocol):
@@ -226,6 +228,7 @@ class Link:
             resume_session=self._session_id,
             received=self._channel.received,
             intent=hello.intent.value,
+            machine=machine_to_wire(hello.machine),
         )
         await self._write(connection, pb.NodeMessage(register=register))
         ack = (await self._expect(connection, "register_ack")).register_ack

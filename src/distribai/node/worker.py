@@ -11,6 +11,8 @@ from typing import Any
 import structlog
 
 from distribai.core.child import LogLine
+from distribai.core.devices import Speed
+from distribai.core.needs import Isolation
 from distribai.core.spec import BlobRef
 from distribai.core.states import Intent
 from distribai.core.tasks import Assignment, Outcome, Progress
@@ -30,7 +32,7 @@ from distribai.wire.v1 import distribai_pb2 as pb
 
 log = structlog.get_logger("distribai.node")
 
-ISOLATION = "L0"
+ISOLATION: Isolation = "L0"
 """The isolation level of declarative tasks, the only one that this node offers."""
 
 LOG_CHARS = 16_384
@@ -70,6 +72,7 @@ class Worker:
         self._background: set[asyncio.Task[None]] = set()
         self._defect: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.places: tuple[Place, ...] = ()
+        self.torch = ""
         self.hands = Hands()
 
     async def start(self, device: str, threads: int) -> None:
@@ -82,7 +85,7 @@ class Worker:
         for name, make in executors.find().items():
             self._executors[name] = make(self._services)
             ready = await self._executors[name].start()
-            self.places = offer(device, ready, threads)
+            self.places, self.torch = offer(device, ready, threads), ready.torch
             log.info("ready", executor=name, torch=ready.torch, device=self.places[0].torch)
         for kept in await self._files.load():
             self._take_up(kept)
@@ -116,6 +119,20 @@ class Worker:
         for executor in self._executors.values():
             await executor.close()
         await self._files.close()
+
+    @property
+    def idle(self) -> bool:
+        """Whether no task is in hand."""
+        return not any(hand.result is None for hand in self.hands)
+
+    async def measure(self, place: Place) -> Speed:
+        """How fast a device is, by the executor that offers it.
+
+        Raises:
+            Unavailable: ``node.child`` or ``node.memory``.
+        """
+        (executor,) = self._executors.values()
+        return await executor.measure(place)
 
     def held_versions(self) -> dict[str, int]:
         """Canonical versions in memory, by job."""

@@ -19,6 +19,7 @@ from distribai.errors import Unavailable
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.fleet.delivery import deliver
 from distribai.orchestrator.fleet.liveness import flush, sweep
+from distribai.orchestrator.fleet.standing import judge
 from distribai.orchestrator.jobs.completion import complete_jobs
 from distribai.orchestrator.retention import collect
 from distribai.orchestrator.rounds.joining import join_rounds
@@ -83,6 +84,7 @@ class Duties:
         await flush(self.grid)
         if await self._leases["control"].held():
             changed |= await sweep(self.grid)
+            changed |= await judge(self.grid)
             changed |= await open_rounds(self.grid)
             changed |= await join_rounds(self.grid)
             changed |= await schedule(self.grid)

@@ -41,6 +41,7 @@ from distribai.wire.convert import (
     progress_from_wire,
 )
 from distribai.wire.endings import end_of
+from distribai.wire.machines import machine_from_wire
 from distribai.wire.v1 import distribai_pb2 as pb
 from distribai.wire.v1.distribai_pb2_grpc import NodeServiceServicer
 from distribai.wire.versions import PROTOCOL, PROTOCOL_MIN
@@ -59,7 +60,14 @@ MAX_FIELDS, MAX_FIELD = 20, 4000
 LEVELS = frozenset({"debug", "info", "warning", "error"})
 
 FINAL_CODES = frozenset(
-    {"protocol.version", "node.key", "node.invite", "node.fenced", "auth.forbidden"}
+    {
+        "protocol.version",
+        "node.key",
+        "node.invite",
+        "node.fenced",
+        "node.banned",
+        "auth.forbidden",
+    }
 )
 """Ends of a session after which connecting again cannot help."""
 
@@ -226,6 +234,8 @@ async def _heartbeat(grid: Grid, session: LiveSession, beat: pb.Heartbeat) -> No
     session.in_hand = {t.task_id: t.attempt for t in in_hand_from_wire(beat.tasks)}
     session.bytes_up, session.bytes_down = beat.bytes_up, beat.bytes_down
     session.held_versions = held_versions_from_wire(beat.held_versions)
+    if beat.HasField("machine"):
+        session.machine = machine_from_wire(beat.machine)
     changed, session.intent = intent is not session.intent, intent
     session.send(
         pb.OrchestratorMessage(

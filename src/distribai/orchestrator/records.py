@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
 
+from distribai.core.devices import Machine
 from distribai.core.plain import Plain
 from distribai.core.ranges import Ranges
 from distribai.core.spec import BlobRef, JobSpec
@@ -125,6 +126,8 @@ class JobRecord:
     dataset: Mapping[str, Plain]
     plan: Mapping[str, Plain]
     waiting_for: str = ""
+    weight: float = 1.0
+    retry_of: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +247,10 @@ class DeviceRecord:
 
 @dataclass(frozen=True, slots=True)
 class NodeRecord:
-    """One contributor machine on its three axes, and what it holds now."""
+    """One contributor machine on its three axes, and what it holds now.
+
+    ``ordered`` is what the operator wants of it, ``machine`` what it was measured to have.
+    """
 
     id: str
     name: str
@@ -258,6 +264,21 @@ class NodeRecord:
     tasks: tuple[str, ...]
     bytes_up: int
     bytes_down: int
+    ordered: str = "contribute"
+    standing_reason: str = ""
+    machine: Machine | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """The node that a command changed, as it is now."""
+
+    id: str
+    liveness: str
+    standing: str
+    intent: str
+    ordered: str
+    standing_reason: str
 
 
 @dataclass(frozen=True, slots=True)

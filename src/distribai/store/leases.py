@@ -65,7 +65,7 @@ async def lease_task(
             node_id=node_id,
             device=device,
             leased_at=tx.now,
-            lease_until=tx.now + lease_s,
+            lease_until=tx.now + min(lease_s, deadline_s),
             deadline_at=tx.now + deadline_s,
             progress=None,
         )
@@ -153,12 +153,17 @@ async def write_progress(
 
 async def grant_grace(tx: Tx, seconds: float, deadline_s: float) -> None:
     """After a start: let every lease run for ``seconds`` from now, whatever its own end is, and
-    every hard deadline for ``deadline_s``. Neither time without an orchestrator nor a clock that
-    was set meanwhile counts against a node."""
+    every hard deadline as long as it was given, ``deadline_s`` at least. Neither time without an
+    orchestrator nor a clock that was set meanwhile counts against a node."""
+    least = max(seconds, deadline_s)
+    given = tasks.c.deadline_at - tasks.c.leased_at
     await tx.run(
         update(tasks)
         .where(tasks.c.state == TaskState.LEASED.value)
-        .values(lease_until=tx.now + seconds, deadline_at=tx.now + max(seconds, deadline_s))
+        .values(
+            lease_until=tx.now + seconds,
+            deadline_at=tx.now + case((given > least, given), else_=least),
+        )
     )
 
 

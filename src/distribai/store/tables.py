@@ -62,6 +62,8 @@ jobs = Table(
     Column("created_at", Double, nullable=False),
     Column("created_by", Text, nullable=False),
     Column("organization_id", ID, nullable=False, default="", server_default=""),
+    Column("weight", Double, nullable=False, default=1.0, server_default="1"),
+    Column("retry_of", ID, nullable=False, default="", server_default=""),
     Column("decided_at", Double),
     Column("started_at", Double),
     Column("ended_at", Double),
@@ -228,7 +230,52 @@ nodes = Table(
     Column("last_heard_at", Double, nullable=False),
     Column("bytes_up", BigInteger, nullable=False, default=0),
     Column("bytes_down", BigInteger, nullable=False, default=0),
+    Column("machine", NULLABLE_JSON),
+    Column(
+        "ordered", String(16), nullable=False, default="contribute", server_default="contribute"
+    ),
+    Column("standing_reason", Text, nullable=False, default="", server_default=""),
+    Column("standing_at", Double),
     Index(None, "liveness"),
+)
+
+failures = Table(
+    "failures",
+    metadata,
+    Column("id", AUTO, primary_key=True, autoincrement=True),
+    Column("node_id", ID, nullable=False),
+    Column("job_id", ID, nullable=False),
+    Column("task_id", ID, nullable=False),
+    Column("code", String(64), nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("at", Double, nullable=False),
+    Index(None, "at"),
+    comment="attempts that failed on their node, and results that were refused",
+    sqlite_autoincrement=True,
+)
+
+turns = Table(
+    "turns",
+    metadata,
+    Column("organization_id", ID, primary_key=True),
+    Column("level", Integer, primary_key=True, autoincrement=False),
+    Column("start", Double, nullable=False),
+    Column("finish", Double, nullable=False),
+    comment="the tags of start-time fair queuing by organization and level (core.turns)",
+)
+
+pledges = Table(
+    "pledges",
+    metadata,
+    Column("id", AUTO, primary_key=True, autoincrement=True),
+    Column("job_id", ForeignKey("jobs.id"), nullable=False),
+    Column("account_id", ID, nullable=False),
+    Column("microcredits", BigInteger, nullable=False),
+    Column("made_at", Double, nullable=False),
+    Column("withdrawn_at", Double),
+    Index(None, "job_id"),
+    comment="credits that accounts put on a job; jobs.weight is what they make of its turn",
+    sqlite_autoincrement=True,
 )
 
 sessions = Table(

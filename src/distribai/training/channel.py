@@ -49,7 +49,7 @@ class Channel:
     ) -> None:
         self._stdin, self._stdout, self._wait, self._clock = stdin, stdout, wait, clock
         self._changed = threading.Condition()
-        self._runs: deque[wire.Run] = deque()
+        self._runs: deque[wire.Run | wire.Measure] = deque()
         self._have: dict[str, Path] = {}
         self._limits = wire.Gate()
         self._current = ""
@@ -83,6 +83,8 @@ class Channel:
                 self._runs.append(message)
                 # `finish` was meant for the task before this one.
                 self._limits = wire.Gate(self._limits.share, self._limits.pause)
+            elif isinstance(message, wire.Measure):
+                self._runs.append(message)
             elif isinstance(message, wire.Have):
                 self._have.update((sha, Path(p)) for sha, p in message.paths.items())
             elif isinstance(message, wire.Gate):
@@ -99,7 +101,8 @@ class Channel:
             self._changed.notify_all()
 
     def _is_known(self, task_id: str) -> bool:
-        return task_id in (self._current, *(run.assignment.task_id for run in self._runs))
+        waiting = (r.assignment.task_id for r in self._runs if isinstance(r, wire.Run))
+        return task_id in (self._current, *waiting)
 
     def send(self, message: wire.FromChild) -> None:
         """Write one line.
@@ -113,8 +116,8 @@ class Channel:
         except (BrokenPipeError, ConnectionResetError) as problem:
             raise ChannelClosed from problem
 
-    def next_run(self) -> wire.Run:
-        """The next task; blocks until there is one.
+    def next_run(self) -> wire.Run | wire.Measure:
+        """The next task, or what is to be measured before it; blocks until there is one.
 
         Raises:
             ChannelClosed: the daemon is gone and no task is waiting.
@@ -126,6 +129,8 @@ class Channel:
                     raise ChannelClosed
                 self._changed.wait()
             run = self._runs.popleft()
+            if isinstance(run, wire.Measure):
+                return run
             self._current = run.assignment.task_id
             if self._cancel and self._cancel.task_id != self._current:
                 self._cancel = None

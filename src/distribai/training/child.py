@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 import torch
 
-from distribai.core.child import Done, LogLine, ProgressLine, Ready, Run
+from distribai.core.child import Done, LogLine, Measure, Measured, ProgressLine, Ready, Run
 from distribai.core.plain import fingerprint
 from distribai.core.tasks import Outcome, Progress
 from distribai.errors import DistribAIError
@@ -25,6 +25,7 @@ from distribai.training import devices
 from distribai.training.channel import Channel, ChannelClosed, TaskCancelled
 from distribai.training.desk import Desk
 from distribai.training.loop import is_out_of_memory
+from distribai.training.measure import measure
 
 WARM_JOBS = 2
 """Jobs whose model stays in memory; the longest unused one goes first."""
@@ -47,9 +48,23 @@ class Child:
         try:
             self._channel.send(Ready(torch.__version__, devices.available(), *devices.described()))
             while True:
-                self._channel.send(self.do(self._channel.next_run()))
+                asked = self._channel.next_run()
+                if isinstance(asked, Measure):
+                    self._channel.send(self.measure(asked))
+                else:
+                    self._channel.send(self.do(asked))
         except ChannelClosed:
             return
+
+    def measure(self, asked: Measure) -> Measured:
+        """How fast a device is, between two tasks."""
+        try:
+            device = devices.choose(asked.device)
+            return measure(device, asked.threads, self._clock)
+        except DistribAIError as problem:
+            return Measured(0.0, 0.0, problem.message)
+        except RuntimeError as problem:  # torch's own: no memory left beside a warm model
+            return Measured(0.0, 0.0, str(problem))
 
     def do(self, run: Run) -> Done:
         """One task, with its end, whatever happens in it.

@@ -27,6 +27,7 @@ from distribai.core.tasks import (
 )
 from distribai.core.text import clean
 from distribai.errors import ProtocolMismatch
+from distribai.wire.specs import spec_json
 from distribai.wire.v1 import distribai_pb2 as pb
 
 T = TypeVar("T")
@@ -74,12 +75,17 @@ def check_id(text: str, what: str) -> str:
 
 def _attempt(task_id: str, attempt: int, what: str) -> None:
     check_id(task_id, f"{what}.task_id")
-    _at_most(attempt, MAX_INT, f"{what}.attempt")
+    at_most(attempt, MAX_INT, f"{what}.attempt")
     if not attempt:
         malformed(f"{what} names no attempt")
 
 
-def _at_most(value: int, limit: int, what: str) -> int:
+def at_most(value: int, limit: int, what: str) -> int:
+    """``value``, unless it is beyond ``limit``.
+
+    Raises:
+        ProtocolMismatch: ``protocol.malformed``.
+    """
     if value > limit:
         malformed(f"{what} is {value}, which is beyond {limit}")
     return value
@@ -101,7 +107,7 @@ def blob_from_wire(message: pb.BlobRef, what: str = "blob") -> BlobRef:
     """
     if not _SHA256.fullmatch(message.sha256):
         malformed(f"{what}.sha256 is {message.sha256[:80]!r}")
-    return BlobRef(message.sha256, _at_most(message.size, MAX_BIG, f"{what}.size"))
+    return BlobRef(message.sha256, at_most(message.size, MAX_BIG, f"{what}.size"))
 
 
 def ranges_to_wire(ranges: Ranges) -> list[pb.SampleRange]:
@@ -119,7 +125,7 @@ def ranges_from_wire(messages: Iterable[pb.SampleRange], what: str = "samples") 
         ranges = tuple(SampleRange(m.start, m.stop) for m in messages)
     except ValueError as problem:
         malformed(f"{what}: {problem}")
-    _at_most(max((r.stop for r in ranges), default=0), MAX_BIG, what)
+    at_most(max((r.stop for r in ranges), default=0), MAX_BIG, what)
     return ranges
 
 
@@ -178,7 +184,7 @@ def assignment_to_wire(assignment: Assignment, device: int) -> pb.TaskAssign:
         base=weights_to_wire(assignment.base),
         dataset=None if assignment.data is None else blob_to_wire(assignment.data.manifest),
         samples=ranges_to_wire(assignment.samples),
-        spec_json=canonical_json(assignment.spec),
+        spec_json=spec_json(assignment.spec),
         inner_step_offset=assignment.inner_step_offset,
         steps=assignment.steps,
         deadline_s=assignment.deadline_s,
@@ -305,8 +311,8 @@ def outcome_from_wire(message: pb.TaskResult) -> tuple[Outcome, bytes]:
         status=message.status,  # type: ignore[arg-type]  # checked above
         delta=delta,
         samples=ranges_from_wire(message.samples, "TaskResult.samples"),
-        steps=_at_most(message.steps, MAX_INT, "TaskResult.steps"),
-        tokens=_at_most(message.tokens, MAX_BIG, "TaskResult.tokens"),
+        steps=at_most(message.steps, MAX_INT, "TaskResult.steps"),
+        tokens=at_most(message.tokens, MAX_BIG, "TaskResult.tokens"),
         base_hash=message.base_hash,
         metrics=dict(message.metrics),
         text=message.text,
@@ -341,7 +347,7 @@ def devices_from_wire(messages: Iterable[pb.Device]) -> tuple[Device, ...]:
         if m.type not in get_args(DeviceType):
             malformed(f"Device.type is {m.type[:80]!r}")
         for what, value in (("index", m.index), ("memory_mb", m.memory_mb), ("threads", m.threads)):
-            _at_most(value, MAX_INT, f"Device.{what}")
+            at_most(value, MAX_INT, f"Device.{what}")
         name = clean(m.name, MAX_NAME, lines=False)
         devices.append(Device(m.index, m.type, name, m.memory_mb, m.threads))  # type: ignore[arg-type]
     if len({d.index for d in devices}) != len(devices):

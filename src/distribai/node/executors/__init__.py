@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from distribai.core.child import Checkpoints, Gate, LogLine, Ready
+from distribai.core.devices import Speed
 from distribai.core.scan import modules
 from distribai.core.tasks import Assignment, Outcome, Progress
 from distribai.node.blobs import BlobClient, Fetcher
@@ -67,6 +68,14 @@ class Executor(Protocol):
         """Run a task to its end. Whatever goes wrong with it is in the outcome, whose delta is
         uploaded already. Cancelling this coroutine ends the work at once. What an earlier daemon
         had of the task is in ``keeper`` and its folder: go on from there."""
+        ...
+
+    async def measure(self, place: Place) -> Speed:
+        """How fast a device is; waits for a task that is at work.
+
+        Raises:
+            Unavailable: ``node.child`` or ``node.memory``: it could not be measured.
+        """
         ...
 
     async def finish(self, assignment: Assignment) -> None:

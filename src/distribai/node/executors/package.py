@@ -23,15 +23,19 @@ from distribai.core.child import (
     Gate,
     Have,
     LogLine,
+    Measure,
+    Measured,
     Need,
     ProgressLine,
     Ready,
     Run,
 )
+from distribai.core.devices import Speed
 from distribai.core.tasks import Assignment, Outcome
-from distribai.errors import DistribAIError
+from distribai.errors import DistribAIError, Unavailable
 from distribai.node.cache import Pins, sha256_of
 from distribai.node.child import ChildEnded, ChildProcess, start
+from distribai.node.clock import within
 from distribai.node.devices import Place
 from distribai.node.executors import Executor, Services, failed
 from distribai.node.keeping import Keeper
@@ -46,6 +50,9 @@ READY_S = 300.0
 CANCEL_S = 60.0
 """A child that is told to drop its task answers after the step it is at; longer is a hang."""
 
+
+MEASURE_S = 60.0
+"""Measuring takes a second or two; ten times more on a machine that swaps."""
 
 REPORT_S = 1.0
 """What a result needs besides its upload to be counted before its round merges."""
@@ -102,6 +109,35 @@ class PackageExecutor:
                 return failed(assignment, problem.code, problem.message)
             except OSError as problem:
                 return failed(assignment, "io.file", f"This machine's disk: {problem}.")
+
+    async def measure(self, place: Place) -> Speed:
+        """Let the child measure a device, between two tasks.
+
+        Raises:
+            Unavailable: ``node.child`` or ``node.memory``: it could not be measured.
+        """
+        async with self._lock:
+            try:
+                child = await self._ensure()
+                await child.send(Measure(place.torch, place.device.threads))
+                answer = await within(self._services.clock, MEASURE_S, child.receive())
+                if not isinstance(answer, Measured):
+                    raise await child.nonsense(f"a {answer.type} message that was not due")
+            except ChildEnded as ended:
+                self._lose_child()
+                raise ended.as_error() from ended
+            except TimeoutError as late:
+                await child.kill("did not measure its device in time")
+                self._lose_child()
+                why = f"The device was not measured within {MEASURE_S:.0f} s."
+                raise Unavailable("node.child", why) from late
+            except asyncio.CancelledError:
+                await child.kill("was measuring when its node left")
+                self._lose_child()
+                raise
+        if answer.problem:
+            raise Unavailable("node.child", f"The device cannot be measured: {answer.problem}.")
+        return Speed(place.device.index, answer.gflops, answer.memory_gbps)
 
     async def cancel(self, assignment: Assignment, reason: str) -> bool:
         """Tell the child to drop the task, and see to it that it does."""

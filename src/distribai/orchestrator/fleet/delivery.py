@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from distribai.core.paradigms import paradigm
 from distribai.core.spec import BlobRef
-from distribai.core.states import JobState, RoundState, TaskState
+from distribai.core.states import Intent, JobState, RoundState, TaskState
 from distribai.core.tasks import Assignment, DatasetRef, UpdateRef, WeightsRef
 from distribai.errors import Unavailable
 from distribai.orchestrator.context import Grid
@@ -23,13 +23,14 @@ from distribai.orchestrator.fleet.registry import (
     ack_message,
     assign_message,
     finish_message,
+    order_message,
     stop_message,
 )
 from distribai.orchestrator.rounds.late import destination
 from distribai.orchestrator.rounds.results import answer_of
 from distribai.orchestrator.rounds.tasks import spec_of
 from distribai.store.engine import AnyRow, Tx
-from distribai.store.statements import jobs, work
+from distribai.store.statements import fleet, jobs, work
 from distribai.store.values import blob_or_none, ranges_from_json
 from distribai.wire.convert import assignment_to_wire, weights_to_wire
 from distribai.wire.v1 import distribai_pb2 as pb
@@ -51,8 +52,10 @@ async def deliver(grid: Grid) -> None:
         held: dict[str, list[AnyRow]] = defaultdict(list)
         for task in await work.tasks_in(tx, (TaskState.LEASED,)):
             held[task.node_id].append(task)
+        orders = await fleet.orders(tx)
         for session in sessions:
-            await _deliver(sight, grid, session, held[session.node_id])
+            order = Intent(orders.get(session.node_id, Intent.CONTRIBUTE))
+            await _deliver(sight, grid, session, held[session.node_id], order)
 
 
 @dataclass
@@ -79,8 +82,11 @@ class _Sight:
         return self._rounds[key]
 
 
-async def _deliver(sight: _Sight, grid: Grid, session: LiveSession, held: Sequence[AnyRow]) -> None:
+async def _deliver(
+    sight: _Sight, grid: Grid, session: LiveSession, held: Sequence[AnyRow], order: Intent
+) -> None:
     try:
+        _order(session, order)
         # After each await the session may have been replaced; its sends go nowhere then.
         for task in held:
             known = (session.assigned.get(task.id), session.reported.get(task.id))
@@ -96,6 +102,17 @@ async def _deliver(sight: _Sight, grid: Grid, session: LiveSession, held: Sequen
         if session.stream is not None:
             session.stream.close()
         grid.fleet.drop(session)
+
+
+def _order(session: LiveSession, order: Intent) -> None:
+    """Tell a node what the operator wants of it, when that is news to it."""
+    if session.ordered is order:
+        return
+    # A new session was told nothing; one that pauses may have missed the end of an earlier order.
+    idle = order is Intent.CONTRIBUTE and session.intent is not Intent.PAUSE
+    if session.ordered is not None or not idle:
+        session.send(order_message(order, "the operator's order"))
+    session.ordered = order
 
 
 async def _assign(sight: _Sight, session: LiveSession, task: AnyRow) -> None:
@@ -130,6 +147,7 @@ async def build_assignment(tx: Tx, job: AnyRow, task: AnyRow) -> Assignment:
         steps=task.steps,
         inner_step_offset=task.inner_step_offset,
         deadline_s=max(0.0, task.deadline_at - tx.now),
+        isolation=job.spec["resources"].get("isolation", "L0"),
         env={"RANK": str(task.slot), "WORLD_SIZE": str(world_size)},
         params=params,
     )

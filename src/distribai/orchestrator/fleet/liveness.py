@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from distribai.core.states import Intent, Liveness, TaskState
+from distribai.core.plain import to_plain
+from distribai.core.states import Intent, Liveness, Standing, TaskState
 from distribai.errors import NotAllowed, Unavailable
 from distribai.orchestrator import events, traffic
 from distribai.orchestrator.context import Grid
@@ -40,6 +41,7 @@ async def flush(grid: Grid) -> None:
     if not heard and not counted and not logs:
         return
     moved = {s.node_id: (s.bytes_up, s.bytes_down) for s in heard}
+    measured = {s.node_id: s.machine for s in heard}
     for session in heard:
         session.heard = False
     try:
@@ -59,7 +61,9 @@ async def flush(grid: Grid) -> None:
     grid.metrics.moved(sums)
     for session in heard:
         session.flushed_up, session.flushed_down = moved[session.node_id]
-    _bar(grid, nodes)
+        if session.machine is measured[session.node_id]:
+            session.machine = None
+    bar(grid, nodes)
     _fence(grid, heard, still_open)
     await passes.renew(grid, now)
     if back:
@@ -71,6 +75,8 @@ async def _write_heard(
 ) -> bool:
     """Write heartbeats and progress; whether a node came back to be online."""
     await fleet.heard(tx, [_heard_row(s, *moved[s.node_id]) for s in heard])
+    measured = [(s.node_id, s.machine) for s in heard if s.machine is not None]
+    await fleet.set_machines(tx, {node_id: to_plain(machine) for node_id, machine in measured})
     for session in heard:
         held = list(session.in_hand.items())
         await leases.extend_leases(tx, session.node_id, held, grid.settings.liveness.offline_s)
@@ -129,15 +135,21 @@ async def _write_progress(tx: Tx, heard: Sequence[LiveSession]) -> None:
             )
 
 
-def _bar(grid: Grid, nodes: Sequence[AnyRow]) -> None:
-    """End the sessions of nodes whose standing no longer allows one."""
+def bar(grid: Grid, nodes: Sequence[AnyRow]) -> None:
+    """End this process's sessions of nodes whose standing no longer allows one."""
     for node in nodes:
         session = grid.fleet.of(node.id)
         if node.standing in BARRED and session is not None:
+            banned = node.standing == Standing.BANNED
             if session.stream is not None:
-                session.stream.close(
-                    pb.SessionEnd(code="auth.forbidden", message=f"This node is {node.standing}.")
+                why = f": {node.standing_reason}" if node.standing_reason else "."
+                error = NotAllowed(
+                    "node.banned" if banned else "node.quarantined",
+                    f"This node is {node.standing}{why}",
+                    "Ask the grid's operator.",
                 )
+                # Who is quarantined may come back without anybody walking to the machine.
+                session.stream.close(end_of(error, retry=not banned))
             grid.fleet.drop(session)
 
 
@@ -243,7 +255,12 @@ async def goodbye(grid: Grid, session: LiveSession) -> None:
     async with grid.db.write() as tx:
         await fleet.end_sessions(tx, session.node_id)
         await fleet.change_node(
-            tx, session.node_id, liveness=Liveness.OFFLINE.value, intent=Intent.DRAIN.value
+            tx,
+            session.node_id,
+            liveness=Liveness.OFFLINE.value,
+            intent=Intent.DRAIN.value,
+            # An order to leave has been obeyed: started again it is welcome.
+            ordered=Intent.CONTRIBUTE.value,
         )
         await _liveness_event(tx, session.node_id, Liveness.OFFLINE)
     await release_node(grid, session.node_id, "its node has left", code=tasks.LET_GO)

@@ -5,16 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distribai import __version__
+from distribai.core.devices import Machine
+from distribai.core.plain import from_plain
 from distribai.core.states import Liveness, TaskState
 from distribai.errors import Unavailable
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.fleet.registration import MODE, TRUSTED
-from distribai.orchestrator.records import DeviceRecord, GridSummary, NodeRecord, Page
+from distribai.orchestrator.records import DeviceRecord, GridSummary, NodeRecord, NodeState, Page
 from distribai.orchestrator.webhooks.duties import stranded
 from distribai.store.engine import AnyRow
 from distribai.store.statements import fleet, jobs, watching, work
 
 LIVELINESS = [Liveness.ONLINE.value, Liveness.DEGRADED.value, Liveness.OFFLINE.value]
+
+
+async def node_state(grid: Grid, node_id: str) -> NodeState:
+    """One node as it is now; it must be known."""
+    async with grid.db.read() as tx:
+        (row,) = await fleet.nodes_by_id(tx, [node_id])
+    return NodeState(
+        row.id, row.liveness, row.standing, row.intent, row.ordered, row.standing_reason
+    )
 
 
 async def list_nodes(grid: Grid) -> tuple[NodeRecord, ...]:
@@ -53,6 +64,9 @@ def _records(rows: Sequence[AnyRow], leased: Sequence[AnyRow]) -> tuple[NodeReco
             tasks=tuple(held.get(r.id, ())),
             bytes_up=r.bytes_up,
             bytes_down=r.bytes_down,
+            ordered=r.ordered,
+            standing_reason=r.standing_reason,
+            machine=None if r.machine is None else from_plain(Machine, r.machine),
         )
         for r in rows
     )

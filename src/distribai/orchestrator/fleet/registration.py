@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from distribai.core.devices import Device, TaskInHand
+from distribai.core.devices import Device, Machine, TaskInHand
 from distribai.core.ids import node_id as id_of_key
 from distribai.core.plain import to_plain
 from distribai.core.states import (
@@ -24,13 +24,14 @@ from distribai.orchestrator.context import Grid
 from distribai.orchestrator.fleet import passes
 from distribai.orchestrator.fleet.liveness import fenced, release_node
 from distribai.orchestrator.fleet.registry import LiveSession
-from distribai.orchestrator.fleet.tokens import BARRED, SESSION_BYTES, hash_secret, new_secret
+from distribai.orchestrator.fleet.tokens import SESSION_BYTES, hash_secret, new_secret
 from distribai.orchestrator.rounds import tasks
 from distribai.orchestrator.rounds.late import destination, may_come_back
 from distribai.store import leases
 from distribai.store.engine import AnyRow, Tx
 from distribai.store.statements import fleet, work
 from distribai.wire.convert import MAX_NAME, devices_from_wire, in_hand_from_wire
+from distribai.wire.machines import machine_from_wire
 from distribai.wire.signing import verify_register
 from distribai.wire.v1 import distribai_pb2 as pb
 from distribai.wire.versions import negotiate
@@ -57,7 +58,7 @@ async def register(grid: Grid, message: pb.RegisterSession, nonce: bytes) -> Reg
     Raises:
         ProtocolMismatch: ``protocol.version``, or ``protocol.malformed``.
         NotAllowed: ``node.key``: not the key's signature; ``node.invite``: an unknown key without a
-            valid invite; ``auth.forbidden``: the node is quarantined or banned.
+            valid invite; ``node.quarantined`` or ``node.banned``.
     """
     protocol = negotiate(message.protocol, message.protocol)
     key = bytes(message.public_key)
@@ -70,10 +71,11 @@ async def register(grid: Grid, message: pb.RegisterSession, nonce: bytes) -> Reg
         )
     intent = read_intent(message.intent)
     in_hand = in_hand_from_wire(message.tasks)
+    machine = machine_from_wire(message.machine) if message.HasField("machine") else None
     # Two streams of one key at once would each believe that the other is the older one.
     async with grid.fleet.joining(node_id):
         session, token, resumed, held = await _enter(
-            grid, node_id, key, message, devices, intent, in_hand, protocol
+            grid, node_id, key, message, devices, machine, intent, in_hand, protocol
         )
     session.heard = True
     session.in_hand = dict(held)
@@ -101,6 +103,7 @@ async def _enter(
     key: bytes,
     message: pb.RegisterSession,
     devices: tuple[Device, ...],
+    machine: Machine | None,
     intent: Intent,
     in_hand: Iterable[TaskInHand],
     protocol: int,
@@ -120,7 +123,7 @@ async def _enter(
         await passes.ready(grid)
     session_id = old.id if resumed and old is not None else grid.new_id("ses")
     async with grid.db.write() as tx:
-        await _admit(tx, node_id, key, message, devices, intent)
+        await _admit(tx, node_id, key, message, devices, machine, intent)
         if resumed and session_id not in await fleet.open_sessions(tx, [session_id]):
             # Another replica has taken it over, or the node counted as gone meanwhile.
             resumed, session_id = False, grid.new_id("ses")
@@ -191,6 +194,7 @@ async def _admit(
     key: bytes,
     message: pb.RegisterSession,
     devices: tuple[Device, ...],
+    machine: Machine | None,
     intent: Intent,
 ) -> None:
     node = await fleet.lock_node(tx, node_id)
@@ -214,6 +218,7 @@ async def _admit(
             intent=intent.value,
             software=_name(message.software),
             devices=to_plain(devices),
+            machine=to_plain(machine),
             invite_id=invite,
             joined_at=tx.now,
             last_heard_at=tx.now,
@@ -229,6 +234,7 @@ async def _admit(
         intent=intent.value,
         software=_name(message.software),
         devices=to_plain(devices),
+        machine=to_plain(machine),
         last_heard_at=tx.now,
     )
     if node.liveness != Liveness.ONLINE:
@@ -242,9 +248,14 @@ async def _first_standing(tx: Tx) -> str:
 
 
 def _check_standing(node: AnyRow) -> None:
-    if node.standing in BARRED:
+    why = f": {node.standing_reason}" if node.standing_reason else "."
+    if node.standing == Standing.BANNED:
+        raise NotAllowed("node.banned", f"This node is banned{why}", "Ask the grid's operator.")
+    if node.standing == Standing.QUARANTINED:
         raise NotAllowed(
-            "auth.forbidden", f"This node is {node.standing}.", "Ask the grid's operator."
+            "node.quarantined",
+            f"This node is quarantined{why}",
+            "It may go on when the grid's operator has looked; it tries again by itself.",
         )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
-from distribai.core.devices import Device
+from distribai.core.devices import Device, Machine
 from distribai.core.states import Intent
 from distribai.core.tasks import Progress
 from distribai.wire.channel import RELIABLE, Channel
@@ -72,6 +72,9 @@ class LiveSession:
     last flush; ``slowed`` messages in a row came too fast. ``protocol`` is the version that the
     node speaks, ``token_until`` (database time) when its present token ends. Bytes are totals that
     the node reports since its daemon started, and what of them was flushed.
+    ``machine`` is what it was measured to have since the last flush (None: nothing new).
+    ``ordered`` is what the operator wants of it as far as it was told over this session (None: it
+    was told nothing yet).
     """
 
     id: str
@@ -94,6 +97,8 @@ class LiveSession:
     progress: dict[str, Progress] = field(default_factory=dict)
     held_versions: dict[str, int] = field(default_factory=dict)
     blobs: frozenset[str] = frozenset()
+    machine: Machine | None = None
+    ordered: Intent | None = None
     heard: bool = True
     slowed: int = 0
     protocol: int = 1
@@ -243,6 +248,12 @@ def stop_message(task_id: str, reason: str) -> pb.OrchestratorMessage:
     return pb.OrchestratorMessage(
         control=pb.ControlMessage(action="cancel", task_id=task_id, reason=reason)
     )
+
+
+def order_message(order: Intent, reason: str) -> pb.OrchestratorMessage:
+    """An envelope that tells a node what the operator wants of it."""
+    action = {Intent.CONTRIBUTE: "resume", Intent.PAUSE: "pause", Intent.DRAIN: "drain"}[order]
+    return pb.OrchestratorMessage(control=pb.ControlMessage(action=action, reason=reason))
 
 
 def finish_message(task_id: str, within_s: float, reason: str) -> pb.OrchestratorMessage:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from distribai.core.devices import DeviceType
 from distribai.core.states import JobState, RoundState, TaskState
 from distribai.core.why import Held, NodeWhy, Reason, cut, misfit, passed_over
 from distribai.errors import Ambiguous, NotFound
@@ -16,6 +15,7 @@ from distribai.orchestrator.records import EventRecord
 from distribai.orchestrator.rounds.opening import (
     AbleDevice,
     able_devices,
+    devices_of,
     training_devices,
     waits_for,
 )
@@ -109,18 +109,14 @@ def _held(device: dict[str, object], task: AnyRow | None) -> Held:
 async def _reasons(grid: Grid, tx: Tx, node: AnyRow, held: Sequence[AnyRow]) -> tuple[Reason, ...]:
     """Why the free devices of an able node get nothing; nothing when none is free."""
     busy = {t.device for t in held}
-    free = [
-        AbleDevice(node.id, d["index"], cast(DeviceType, d["type"]), d["memory_mb"])
-        for d in node.devices
-        if d["index"] not in busy
-    ]
+    free = [d for d in devices_of(node) if d.index not in busy]
     if not free:
         return ()
     picture = await look(grid, tx)
     if not any(d.node_id == node.id for d in picture.free):
         text = "It has just declined a task: it is left alone for a while."
         return (Reason("declined", text),)
-    found = list(passed_over(picture.queued, picture.free, picture.now, node.id))
+    found = list(passed_over(picture.queued, picture.free, picture.now, node.id, picture.tags))
     told = {r.job_id for r in found}
     open_jobs = await jobs.in_states(
         tx, (JobState.SUBMITTED, JobState.QUEUED, JobState.RUNNING, JobState.PAUSED)

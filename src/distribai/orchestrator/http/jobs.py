@@ -16,6 +16,7 @@ from distribai.core.plan import parameter_count, validate_spec
 from distribai.core.plan import plan as plan_of
 from distribai.core.spec import JobSpec
 from distribai.core.states import JobState
+from distribai.core.turns import LEAST_WEIGHT, MOST_WEIGHT
 from distribai.errors import InvalidSpec
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.fleet import queries as fleet
@@ -29,6 +30,7 @@ from distribai.orchestrator.http.parameters import (
 )
 from distribai.orchestrator.http.security import Caller, GridOf
 from distribai.orchestrator.jobs import commands, queries
+from distribai.orchestrator.jobs import retry as retrying
 
 R = TypeVar("R")
 
@@ -60,6 +62,14 @@ class ReasonBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     why: Annotated[str, Field(min_length=1, max_length=2000)]
+
+
+class WeightBody(BaseModel):
+    """What the job weighs beside others of its tier; 1 is usual."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    weight: Annotated[float, Field(ge=LEAST_WEIGHT, le=MOST_WEIGHT, allow_inf_nan=False)]
 
 
 def read_spec(document: dict[str, Any]) -> JobSpec:
@@ -158,6 +168,31 @@ async def pause(ref: str, grid: GridOf, caller: Caller) -> answers.JobId:
 async def resume(ref: str, grid: GridOf, caller: Caller) -> answers.JobId:
     """It goes on where it stood."""
     return await _change(grid, ref, lambda j: commands.resume_job(grid, j, caller.kind))
+
+
+@router.post("/{ref}/retry", summary="Try again what failed or was cancelled", status_code=201)
+async def retry(
+    ref: str,
+    grid: GridOf,
+    caller: Caller,
+    response: Response,
+    idempotency_key: IdempotencyKey = None,
+) -> answers.JobId:
+    """Makes a new job, of the same organization, that does the steps that are left from the last
+    version; it waits for the operator's word like any other."""
+    job_id = await queries.resolve_job(grid, ref)
+    made = await retrying.retry_job(grid, job_id, idempotency_key, owner_of(caller))
+    response.headers["Location"] = f"/api/v1/jobs/{made}"
+    return await _state(grid, made)
+
+
+@router.post("/{ref}/weight", summary="Let a job weigh more or less")
+async def weight(ref: str, body: WeightBody, grid: GridOf, caller: Caller) -> answers.JobId:
+    """Within its tier and organization the heavier job goes first, and its organization's share
+    grows with it."""
+    return await _change(
+        grid, ref, lambda j: commands.set_weight(grid, j, body.weight, caller.kind)
+    )
 
 
 @router.get(

@@ -6,11 +6,15 @@ wakes the duties. A command that finds its work done already succeeds.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from distribai.core.plain import canonical_json, to_plain
 from distribai.core.plan import parameter_count, validate_spec
+from distribai.core.ranges import SamplePool
 from distribai.core.spec import JobSpec
 from distribai.core.states import JOB, TASK, JobState, RoundState, TaskState, check, is_terminal
 from distribai.core.text import MAX_REASON, clean
+from distribai.core.turns import LEAST_WEIGHT, MOST_WEIGHT
 from distribai.errors import Conflict, InvalidSpec, NotFound
 from distribai.orchestrator import events
 from distribai.orchestrator.context import Grid
@@ -20,11 +24,30 @@ from distribai.orchestrator.rounds import tasks as task_rows
 from distribai.store.engine import AnyRow, Tx
 from distribai.store.statements import jobs as statements
 from distribai.store.statements import records, work
+from distribai.store.values import ranges_to_json
 
 MAX_GENERATED_TOKENS = 100_000
 
 
-async def create_job(grid: Grid, spec: JobSpec, idempotency_key: str | None, by: str) -> str:
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The job that a new one goes on from: its id, whose it is, the samples that it has left, its
+    weight."""
+
+    job_id: str
+    organization_id: str
+    pool: SamplePool
+    weight: float
+
+
+async def create_job(
+    grid: Grid,
+    spec: JobSpec,
+    idempotency_key: str | None,
+    by: str,
+    *,
+    origin: Origin | None = None,
+) -> str:
     """Make a job in state ``submitted`` and return its id.
 
     Takes as long as cutting the data into shards does. The blobs come first and the rows last, so
@@ -35,6 +58,7 @@ async def create_job(grid: Grid, spec: JobSpec, idempotency_key: str | None, by:
         spec: the effective spec; it is checked again.
         idempotency_key: the same key with the same spec is the same job.
         by: who asks, for the record.
+        origin: the job that it goes on from.
 
     Raises:
         InvalidSpec, InvalidData, Integrity: the spec, its data or its weights cannot be used.
@@ -50,7 +74,8 @@ async def create_job(grid: Grid, spec: JobSpec, idempotency_key: str | None, by:
             "Take a smaller profile, or ask the operator.",
             field="model",
         )
-    key = key_for(by, "jobs", idempotency_key, spec)
+    scope, request = ("jobs", spec) if origin is None else ("retries", [origin.job_id, spec])
+    key = key_for(by, scope, idempotency_key, request)
     if key is not None:
         async with grid.db.read() as tx:
             if (made := await made_before(tx, key)) is not None:
@@ -61,9 +86,10 @@ async def create_job(grid: Grid, spec: JobSpec, idempotency_key: str | None, by:
     first = await preparation.make_first_version(grid, job_id, spec)
     try:
         async with grid.db.write() as tx:
-            await _insert(tx, job_id, spec, by, parameters, data, first)
+            await _insert(tx, job_id, spec, by, parameters, data, first, origin)
             await remember(tx, key, job_id)
-            await events.record(tx, "job.submitted", job_id=job_id, data={"by": by})
+            told = {"by": by} if origin is None else {"by": by, "retry_of": origin.job_id}
+            await events.record(tx, "job.submitted", job_id=job_id, data=told)
     except SameKey:
         # The same request came twice at once; the other one was first, and this one is undone.
         async with grid.db.read() as tx:
@@ -81,7 +107,9 @@ async def _insert(
     parameters: int,
     data: preparation.PreparedData,
     first: preparation.FirstVersion,
+    origin: Origin | None,
 ) -> None:
+    pool = origin.pool if origin is not None else SamplePool()
     await statements.add(
         tx,
         id=job_id,
@@ -98,9 +126,12 @@ async def _insert(
         manifest_hash=first.manifest.manifest_hash,
         dataset_key=data.key,
         plan=preparation.plan_figures(spec, parameters, data),
-        pool_cursor=0,
-        pool_returned=[],
+        pool_cursor=pool.cursor,
+        pool_returned=ranges_to_json(pool.returned),
         tokens=0,
+        organization_id=origin.organization_id if origin is not None else "",
+        weight=origin.weight if origin is not None else 1.0,
+        retry_of=origin.job_id if origin is not None else "",
     )
     await statements.add_version(
         tx,
@@ -189,6 +220,32 @@ async def resume_job(grid: Grid, job_id: str, by: str) -> None:
         Conflict: ``job.state``: it is not paused.
     """
     await _switch(grid, job_id, JobState.RUNNING, "resumed", by)
+
+
+async def set_weight(grid: Grid, job_id: str, weight: float, by: str) -> None:
+    """Let an open job weigh more or less than others of its tier (``core.turns``).
+
+    Raises:
+        NotFound: ``job.unknown``.
+        InvalidSpec: ``spec.invalid``: the weight is out of bounds.
+        Conflict: ``job.state``: it has ended.
+    """
+    if not LEAST_WEIGHT <= weight <= MOST_WEIGHT:
+        raise InvalidSpec(
+            "spec.invalid",
+            f"A job cannot weigh {weight}.",
+            f"Weights lie between {LEAST_WEIGHT:g} and {MOST_WEIGHT:g}; 1 is usual.",
+            field="weight",
+        )
+    async with grid.db.write() as tx:
+        job = await _lock(tx, job_id)
+        if is_terminal(JOB, JobState(job.state)):
+            raise _wrong_state(job, "weighed")
+        if job.weight == weight:
+            return
+        await statements.change(tx, job_id, weight=weight)
+        await events.record(tx, "job.weighed", job_id=job_id, data={"by": by, "weight": weight})
+    grid.wake.set()
 
 
 async def _switch(grid: Grid, job_id: str, new: JobState, verb: str, by: str) -> None:

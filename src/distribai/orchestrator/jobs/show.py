@@ -59,6 +59,8 @@ async def show_job(grid: Grid, job_id: str) -> JobRecord:
             dataset=data.figures,
             plan=job.plan,
             waiting_for=await _waiting(tx, job, row),
+            weight=job.weight,
+            retry_of=job.retry_of,
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from distribai.core.plan import task_memory_mb
+from distribai.core.plan import needs_of, task_memory_mb
 from distribai.core.scheduling import FreeDevice, QueuedTask
 from distribai.core.spec import JobSpec
 from distribai.core.states import (
@@ -194,7 +194,9 @@ def _working(leased: Sequence[AnyRow]) -> list[Reason]:
 
 
 def _without_device(picture: Picture, job_id: str) -> list[Reason]:
-    found = list(tasks_without_device(picture.queued, picture.free, picture.now, job_id))
+    found = list(
+        tasks_without_device(picture.queued, picture.free, picture.now, job_id, picture.tags)
+    )
     for task in picture.hopeless:
         if task.job_id == job_id:
             text = "A queued task: nobody could finish it before its round merges."
@@ -225,6 +227,8 @@ def obstacles_of(node: AnyRow, now: float) -> tuple[Reason, ...]:
         Intent(node.intent),
         bool(node.connected),
         now - node.last_heard_at,
+        ordered=Intent(node.ordered),
+        why=node.standing_reason,
     )
 
 
@@ -238,12 +242,13 @@ def probe_of(job: AnyRow, spec: JobSpec, now: float) -> QueuedTask:
         queued_at=now,
         memory_mb=task_memory_mb(spec),
         device=spec.resources.device,
+        needs=needs_of(spec),
     )
 
 
 def as_free(device: AbleDevice) -> FreeDevice:
     """A device as the matching would see it, were it free and cold."""
-    return FreeDevice(device.node_id, device.index, device.type, device.memory_mb)
+    return FreeDevice(device.node_id, device.index, device.type, device.memory_mb, has=device.has)
 
 
 def _devices(nodes: Iterable[str]) -> str:

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from distribai.core.paradigms import MergeDecision, paradigm
-from distribai.core.plan import task_memory_mb
 from distribai.core.spec import JobSpec
 from distribai.core.states import TaskState
 from distribai.orchestrator.rounds.late import kept_for_their_nodes
-from distribai.orchestrator.rounds.opening import able_devices
+from distribai.orchestrator.rounds.opening import Wanted, able_devices
 from distribai.store.engine import AnyRow, Tx
 from distribai.store.statements import work
 
@@ -73,8 +72,8 @@ async def _everybody_is_gone(tx: Tx, spec: JobSpec, tasks: Sequence[AnyRow]) -> 
     better have a round of their own than the slots of others."""
     if any(t.state == TaskState.LEASED for t in tasks):
         return False
-    memory = task_memory_mb(spec)
-    return not any(d.fits(memory, spec.resources.device) for d in await able_devices(tx))
+    wanted = Wanted.of(spec)
+    return not any(d.fits(wanted) for d in await able_devices(tx))
 
 
 async def _offsets(tx: Tx, spec: JobSpec, row: AnyRow) -> list[float]:

@@ -12,17 +12,21 @@ from dataclasses import dataclass
 from typing import cast
 
 from distribai.core.devices import DeviceType
+from distribai.core.needs import UNMEASURED, Capacity, Needs, capacity_of, lacks
+from distribai.core.pace import UNKNOWN_COST_S
 from distribai.core.paradigms import Member, paradigm
 from distribai.core.plain import to_plain
-from distribai.core.plan import task_memory_mb
-from distribai.core.spec import JobSpec
-from distribai.core.states import JOB, JobState, RoundState, TaskState, check
+from distribai.core.plan import needs_of, task_memory_mb
+from distribai.core.spec import JobSpec, Priority
+from distribai.core.states import JOB, JobState, RoundState, Standing, TaskState, check
+from distribai.core.tasks import Phase
+from distribai.core.turns import in_turn
 from distribai.orchestrator import events
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.records import MemberRecord
 from distribai.orchestrator.rounds import tasks
 from distribai.store.engine import AnyRow, Tx
-from distribai.store.statements import fleet, jobs, work
+from distribai.store.statements import fleet, jobs, turns, work
 
 REJOIN_HEARTBEATS = 2.0
 """Heartbeats after a start in which a round waits for nodes that were here before: opened by the
@@ -33,6 +37,20 @@ SPEED_ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a job's tasks want of a device."""
+
+    memory_mb: int
+    device: str
+    needs: Needs
+
+    @classmethod
+    def of(cls, spec: JobSpec) -> Wanted:
+        """What the tasks of ``spec`` want."""
+        return cls(task_memory_mb(spec), spec.resources.device, needs_of(spec))
+
+
+@dataclass(frozen=True, slots=True)
 class AbleDevice:
     """A device of a node that may be given work."""
 
@@ -40,18 +58,31 @@ class AbleDevice:
     index: int
     type: DeviceType
     memory_mb: int
+    has: Capacity = UNMEASURED
 
-    def fits(self, memory_mb: int, kind: str) -> bool:
-        """Whether a task that needs that much on that kind of device can run here."""
-        enough = not self.memory_mb or self.memory_mb >= memory_mb
-        return enough and kind in ("any", self.type)
+    def fits(self, wanted: Wanted) -> bool:
+        """Whether such a task can run here."""
+        enough = not self.memory_mb or self.memory_mb >= wanted.memory_mb
+        kind = wanted.device in ("any", self.type)
+        return enough and kind and not lacks(wanted.needs, self.has)
 
 
 async def able_devices(tx: Tx) -> list[AbleDevice]:
     """Devices of nodes that are online, willing and of good standing."""
+    return [d for node in await fleet.able_nodes(tx) for d in devices_of(node)]
+
+
+def devices_of(node: AnyRow) -> list[AbleDevice]:
+    """The devices of a node's row, with what was measured of them."""
+    trusted = node.standing == Standing.TRUSTED
     return [
-        AbleDevice(node.id, d["index"], cast(DeviceType, d["type"]), d["memory_mb"])
-        for node in await fleet.able_nodes(tx)
+        AbleDevice(
+            node.id,
+            d["index"],
+            cast(DeviceType, d["type"]),
+            d["memory_mb"],
+            capacity_of(node.machine, d["index"], trusted),
+        )
         for d in node.devices
     ]
 
@@ -64,12 +95,11 @@ def candidates(
     One that trains for another job, or is expected to, cannot; one that finishes something of this
     job, an evaluation say, is free soon.
     """
-    memory = task_memory_mb(spec)
+    wanted = Wanted.of(spec)
     return [
         d
         for d in devices
-        if d.fits(memory, spec.resources.device)
-        and training_for.get((d.node_id, d.index), job_id) == job_id
+        if d.fits(wanted) and training_for.get((d.node_id, d.index), job_id) == job_id
     ]
 
 
@@ -116,13 +146,38 @@ async def open_rounds(grid: Grid) -> bool:
             return False
         waiting = await jobs.in_states(tx, (JobState.QUEUED, JobState.RUNNING))
         latest = {job.id: await work.latest_round(tx, job.id) for job in waiting}
+        tags, now = await turns.tags(tx), tx.now
+    queue = [
+        WaitingJob.of(job, latest[job.id])
+        for job in waiting
+        if job.version < job.rounds_total and not _under_way(latest[job.id])
+    ]
     opened = False
-    # Of one tier the job goes first whose last round is longest ago: jobs take turns.
-    opened_at = {job_id: row.opened_at if row else 0.0 for job_id, row in latest.items()}
-    for job in sorted(waiting, key=lambda j: (j.priority, opened_at[j.id], j.created_at)):
-        if job.version < job.rounds_total and not _under_way(latest[job.id]):
-            opened |= await _open(grid, job.id)
+    for job in in_turn(queue, now, tags):
+        opened |= await _open(grid, job.key)
     return opened
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingJob:
+    """A job that waits for its next round, as :mod:`distribai.core.turns` sees it."""
+
+    key: str
+    organization: str
+    priority: Priority
+    queued_at: float
+    weight: float
+    cost: float
+    phase: Phase = "train"
+
+    @classmethod
+    def of(cls, job: AnyRow, last: AnyRow | None) -> WaitingJob:
+        """A job's row, and its last round: it waits since that one closed."""
+        since = job.decided_at or job.created_at
+        if last is not None:
+            since = last.closed_at or last.opened_at
+        cost = UNKNOWN_COST_S * int(job.spec["workers_min"])
+        return cls(job.id, job.organization_id, job.priority, since, job.weight, cost)
 
 
 async def still_coming_back(grid: Grid, tx: Tx) -> bool:

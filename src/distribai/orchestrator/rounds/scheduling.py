@@ -6,47 +6,74 @@ anything has changed meanwhile, and is then tried again at the next look.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
+from distribai.core.pace import Basis, deadline_s, expected_s
 from distribai.core.paradigms import paradigm
-from distribai.core.plan import task_memory_mb
 from distribai.core.scheduling import FreeDevice, Match, QueuedTask, match
 from distribai.core.spec import JobSpec
 from distribai.core.states import TASK, JobState, RoundState, TaskState, check
 from distribai.core.tasks import Phase
+from distribai.core.turns import Tag, Tags
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.rounds import tasks
 from distribai.orchestrator.rounds.decisions import RoundView, view_round
 from distribai.orchestrator.rounds.late import destination, may_come_back
-from distribai.orchestrator.rounds.opening import SPEED_ROUNDS, AbleDevice, able_devices
+from distribai.orchestrator.rounds.opening import SPEED_ROUNDS, AbleDevice, Wanted, able_devices
 from distribai.store import leases
 from distribai.store.engine import AnyRow, Tx
-from distribai.store.statements import jobs, work
+from distribai.store.statements import jobs, turns, work
 
 
 @dataclass
 class Picture:
     """What the scheduler sees: queued tasks that may be leased, and the free devices.
 
-    ``hopeless`` are queued tasks of rounds in which nobody can finish them any more, ``kept`` wait
-    for the nodes that fell silent with them, ``resting`` failed everywhere and wait a while.
+    ``hopeless`` are queued tasks of rounds in which nobody can finish them any more. ``tags`` are
+    the organizations' accounts. ``paces`` says how long a task takes on a device. ``kept`` wait for
+    the nodes that fell silent with them, ``resting`` failed everywhere and wait a while.
     """
 
     queued: list[QueuedTask]
     free: list[FreeDevice]
     hopeless: list[AnyRow]
     now: float
+    tags: Tags
+    paces: dict[str, Pace]
     kept: list[AnyRow] = field(default_factory=list)
     resting: list[AnyRow] = field(default_factory=list)
+
+    def deadline(self, found: Match, usual: float) -> tuple[float, str]:
+        """Seconds in which a match is to be done, and why so many."""
+        expected, basis = self.paces[found.task_id].on(found.node_id, found.device)
+        return deadline_s(expected, basis, usual)
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long one task takes: what the devices reached in its job, what they were measured at."""
+
+    spec: JobSpec
+    phase: Phase
+    steps: int
+    speeds: Mapping[tuple[str, int], float]
+    gflops: Mapping[tuple[str, int], float]
+
+    def on(self, node_id: str, device: int) -> tuple[float, Basis]:
+        """Seconds that the task is expected to take there, and from what."""
+        key = (node_id, device)
+        return expected_s(
+            self.spec, self.phase, self.steps, self.speeds.get(key), self.gflops.get(key, 0.0)
+        )
 
 
 async def schedule(grid: Grid) -> bool:
     """Lease queued tasks to free devices; whether anything changed."""
     async with grid.db.read() as tx:
         picture = await look(grid, tx)
-    matches, _ = match(picture.queued, picture.free, picture.now)
+    matches, _ = match(picture.queued, picture.free, picture.now, picture.tags)
     if not matches and not picture.hopeless:
         return False
     liveness = grid.settings.liveness
@@ -54,8 +81,12 @@ async def schedule(grid: Grid) -> bool:
         by_id = {t.task_id: t for t in picture.queued}
         for job_id in sorted({by_id[m.task_id].job_id for m in matches}):
             await jobs.lock(tx, job_id)
+        tags: dict[tuple[str, int], Tag] = {}
         for found in matches:
-            await _lease(tx, found, liveness.offline_s, liveness.task_deadline_s)
+            deadline, _ = picture.deadline(found, liveness.task_deadline_s)
+            if await _lease(tx, found, liveness.offline_s, deadline):
+                tags[found.account, found.level] = found.tag
+        await turns.save(tx, tags)
     for task in picture.hopeless:
         async with grid.db.write() as tx:
             await jobs.lock(tx, task.job_id)
@@ -65,13 +96,15 @@ async def schedule(grid: Grid) -> bool:
     return True
 
 
-async def _lease(tx: Tx, found: Match, lease_s: float, deadline_s: float) -> None:
+async def _lease(tx: Tx, found: Match, lease_s: float, deadline_s: float) -> bool:
     check(TASK, TaskState.QUEUED, TaskState.LEASED, f"Task {found.task_id}")
     row = await leases.lease_task(
         tx, found.task_id, found.node_id, found.device, lease_s, deadline_s
     )
-    if row is not None:
-        await tasks.record_lease(tx, row)
+    if row is None:
+        return False
+    await tasks.record_lease(tx, row)
+    return True
 
 
 async def look(grid: Grid, tx: Tx) -> Picture:
@@ -80,7 +113,7 @@ async def look(grid: Grid, tx: Tx) -> Picture:
     busy = {(t.node_id, t.device) for t in await work.tasks_in(tx, (TaskState.LEASED,))}
     free = [d for d in able if (d.node_id, d.index) not in busy]
     sight = _Sight(grid, able, free, {}, {}, {})
-    picture = Picture([], [_free(grid, d) for d in free], [], tx.now)
+    picture = Picture([], [_free(grid, d) for d in free], [], tx.now, await turns.tags(tx), {})
     for row in await work.queued_with_job(tx):
         if row.phase != "generate" and row.job_state == JobState.PAUSED:
             continue
@@ -97,15 +130,13 @@ def _refuses(grid: Grid, device: AbleDevice) -> bool:
 def _free(grid: Grid, device: AbleDevice) -> FreeDevice:
     session = grid.fleet.of(device.node_id)
     warm = dict(session.held_versions) if session is not None else {}
-    return FreeDevice(device.node_id, device.index, device.type, device.memory_mb, warm)
+    return FreeDevice(device.node_id, device.index, device.type, device.memory_mb, warm, device.has)
 
 
-def _failed_at(row: AnyRow) -> str:
-    """The node at which the last attempt failed. To lose a lease is no failure: a machine that was
-    away and is back may go on."""
-    if not row.causes or row.causes[-1]["code"] in tasks.NO_HARM:
-        return ""
-    return str(row.causes[-1]["node_id"])
+def _last_failed_at(row: AnyRow) -> str:
+    """The node at which the last attempt failed; empty when it did not."""
+    failed = row.causes and row.causes[-1]["code"] not in tasks.NO_HARM
+    return str(row.causes[-1]["node_id"]) if failed else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +145,14 @@ class _JobSight:
     the median speed."""
 
     spec: JobSpec
-    memory_mb: int
+    wanted: Wanted
     speeds: dict[tuple[str, int], float]
     fitting: frozenset[str]
     typical: float | None
+
+    def cost(self, phase: Phase, steps: int) -> float:
+        """Seconds that a task takes on a usual device, for its organization's account."""
+        return expected_s(self.spec, phase, steps, self.typical, 0.0)[0]
 
 
 @dataclass
@@ -131,34 +166,46 @@ class _Sight:
     views: dict[tuple[str, int, int], RoundView]
     hopeful: dict[tuple[str, int, int, int], frozenset[str] | None]
 
+    def __post_init__(self) -> None:
+        self.gflops = {(d.node_id, d.index): d.has.gflops for d in self.able}
+
     async def add(self, tx: Tx, row: AnyRow, picture: Picture) -> None:
         """Put a queued task into the picture, if it may go to anybody now."""
         job = await self._job(tx, row)
+        phase = cast(Phase, row.phase)
+        steps = int(row.params["batches"]) if phase == "evaluate" else row.steps
+        picture.paces[row.id] = Pace(job.spec, phase, steps, job.speeds, self.gflops)
         task = QueuedTask(
             task_id=row.id,
             job_id=row.job_id,
-            phase=cast(Phase, row.phase),
+            phase=phase,
             priority="P0" if row.phase == "generate" else job.spec.priority,
             queued_at=row.created_at,
-            memory_mb=job.memory_mb,
+            memory_mb=job.wanted.memory_mb,
             device=job.spec.resources.device,
+            needs=job.wanted.needs,
+            organization=row.organization_id,
+            weight=row.weight,
+            cost=job.cost(phase, steps),
             base_version=row.round,
             preferred=(row.member_id, row.member_device) if row.member_id else None,
-            last_failed_node=_failed_at(row),
+            last_failed_node=_last_failed_at(row),
         )
         if row.member_id in job.fitting:
             # Its own member will be free soon: nobody else gets the slot.
             picture.queued.append(replace(task, only=row.member_id))
             return
-        if job.fitting - {task.last_failed_node}:
-            # Never straight back to where it just failed, as long as another could take it.
-            task = replace(task, excluded=frozenset({task.last_failed_node}) - {""})
-        if row.not_before is not None and row.not_before > tx.now:
-            failed = tasks.failed_at(row)
-            if not job.fitting - failed:
-                picture.resting.append(row)
-                return
-            task = replace(task, excluded=task.excluded | failed)
+        # Never back to where it failed as long as another could take it, and straight back only if
+        # nobody else is left, after a rest.
+        failed, last = tasks.failed_at(row), frozenset({task.last_failed_node}) - {""}
+        rests = row.not_before is not None and row.not_before > tx.now
+        if rests and not job.fitting - failed:
+            picture.resting.append(row)
+            return
+        for barred in (failed, last):
+            if job.fitting - barred:
+                task = replace(task, excluded=barred)
+                break
         if row.phase == "train":
             if await self._is_kept(tx, row, job):
                 picture.kept.append(row)
@@ -167,8 +214,7 @@ class _Sight:
             if hopeful is None:
                 picture.hopeless.append(row)
                 return
-            late = frozenset(d.node_id for d in self.free) - hopeful
-            task = replace(task, excluded=task.excluded | late)
+            task = replace(task, among=hopeful)
         picture.queued.append(task)
 
     async def _job(self, tx: Tx, row: AnyRow) -> _JobSight:
@@ -176,13 +222,13 @@ class _Sight:
             job = await jobs.get(tx, row.job_id)
             assert job is not None
             spec = tasks.spec_of(job)
-            memory = task_memory_mb(spec)
+            wanted = Wanted.of(spec)
             speeds = await work.speeds(tx, row.job_id, job.version - SPEED_ROUNDS)
             self.jobs[row.job_id] = _JobSight(
                 spec,
-                memory,
+                wanted,
                 speeds,
-                frozenset(d.node_id for d in self.able if d.fits(memory, spec.resources.device)),
+                frozenset(d.node_id for d in self.able if d.fits(wanted)),
                 sorted(speeds.values())[len(speeds) // 2] if speeds else None,
             )
         return self.jobs[row.job_id]

@@ -21,7 +21,7 @@ from distribai.orchestrator import events
 from distribai.orchestrator.context import Grid
 from distribai.store import leases
 from distribai.store.engine import AnyRow, Tx
-from distribai.store.statements import jobs, work
+from distribai.store.statements import fleet, jobs, work
 from distribai.store.values import ranges_from_json, ranges_to_json
 
 LOST, LET_GO, DECLINED = "task.lost", "task.let_go", "task.declined"
@@ -208,7 +208,9 @@ async def requeue(
     causes.append(
         {"node_id": task.node_id, "attempt": task.attempt, "code": code, "reason": reason}
     )
-    failures += cause is not None
+    if cause is not None:
+        failures += 1
+        await fleet.add_failure(tx, task.node_id, task.job_id, task.id, code, reason)
     # Who declines a task has not come to harm by it.
     tried = task.attempt - sum(c["code"] == DECLINED for c in causes)
     if failures >= attempts or tried >= attempts * LOST_LEASES_PER_ATTEMPT:

@@ -26,7 +26,7 @@ from distribai.orchestrator.rounds import late, results, tasks
 from distribai.orchestrator.rounds.decisions import view_round
 from distribai.store import leases
 from distribai.store.engine import AnyRow, Tx
-from distribai.store.statements import jobs, records, work
+from distribai.store.statements import fleet, jobs, records, work
 from distribai.store.values import ranges_from_json, ranges_to_json
 
 MAX_TEXT = 1_000_000
@@ -258,6 +258,7 @@ async def _reject(
         tx, task, TaskState.REJECTED, reason, causes=causes, failures=task.failures + 1
     )
     assert ended is not None, "the job's row is locked"
+    await fleet.add_failure(tx, task.node_id, task.job_id, task.id, problem.code, told)
     job = await jobs.get(tx, task.job_id)
     assert job is not None
     spec = tasks.spec_of(job)

@@ -5,11 +5,22 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import and_, bindparam, delete, exists, insert, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    and_,
+    bindparam,
+    delete,
+    exists,
+    func,
+    insert,
+    or_,
+    select,
+    update,
+)
 
 from distribai.core.states import Liveness, Standing
 from distribai.store.engine import AnyRow, Tx
-from distribai.store.tables import invites, meta, nodes, sessions, tokens
+from distribai.store.tables import failures, invites, meta, nodes, sessions, submissions, tokens
 
 # ------------------------------------------------------------------ nodes
 
@@ -46,6 +57,7 @@ async def able_nodes(tx: Tx) -> Sequence[AnyRow]:
             exists().where(sessions.c.node_id == nodes.c.id, sessions.c.ended_at.is_(None)),
             nodes.c.liveness == Liveness.ONLINE.value,
             nodes.c.intent == "contribute",
+            nodes.c.ordered == "contribute",
             nodes.c.standing.in_([Standing.PROBATION.value, Standing.TRUSTED.value]),
         )
         .order_by(nodes.c.id)
@@ -83,6 +95,85 @@ async def heard(tx: Tx, rows: Iterable[Mapping[str, Any]]) -> None:
         ),
         list(rows),
     )
+
+
+async def set_machines(tx: Tx, machines: Mapping[str, Any]) -> None:
+    """Write what nodes were measured to have, by node."""
+    for node_id, machine in sorted(machines.items()):
+        await change_node(tx, node_id, machine=machine)
+
+
+async def orders(tx: Tx) -> dict[str, str]:
+    """What the operator wants of nodes, of those that shall not simply contribute."""
+    query = select(nodes.c.id, nodes.c.ordered).where(nodes.c.ordered != "contribute")
+    return {row.id: row.ordered for row in await tx.all(query)}
+
+
+async def add_failure(
+    tx: Tx, node_id: str, job_id: str, task_id: str, code: str, reason: str
+) -> None:
+    """Remember that an attempt failed on its node, or that its result was refused."""
+    await tx.run(
+        insert(failures).values(
+            node_id=node_id, job_id=job_id, task_id=task_id, code=code, reason=reason, at=tx.now
+        )
+    )
+
+
+def _counted(since: float) -> ColumnElement[bool]:
+    """Failures behind ``since`` of nodes that may work, since their standing was set last."""
+    return and_(
+        failures.c.at > since,
+        or_(nodes.c.standing_at.is_(None), failures.c.at > nodes.c.standing_at),
+        nodes.c.standing.in_([Standing.PROBATION.value, Standing.TRUSTED.value]),
+    )
+
+
+async def suspects(tx: Tx, since: float, jobs: int) -> Sequence[str]:
+    """Nodes that failed in at least so many different jobs behind ``since``, and since their
+    standing was set last."""
+    rows = await tx.all(
+        select(failures.c.node_id)
+        .join(nodes, nodes.c.id == failures.c.node_id)
+        .where(_counted(since))
+        .group_by(failures.c.node_id)
+        .having(func.count(failures.c.job_id.distinct()) >= jobs)
+        .order_by(failures.c.node_id)
+    )
+    return [row.node_id for row in rows]
+
+
+async def failures_since(tx: Tx, since: float, node_id: str) -> Sequence[AnyRow]:
+    """Those failures of one node, oldest first."""
+    return await tx.all(
+        select(failures)
+        .join(nodes, nodes.c.id == failures.c.node_id)
+        .where(_counted(since), failures.c.node_id == node_id)
+        .order_by(failures.c.id)
+    )
+
+
+async def any_failure_before(tx: Tx, moment: float) -> bool:
+    """Whether there are failures that old."""
+    row = await tx.first(select(failures.c.id).where(failures.c.at <= moment).limit(1))
+    return row is not None
+
+
+async def forget_failures(tx: Tx, before: float) -> None:
+    """Remove failures that nobody asks about any more."""
+    await tx.run(delete(failures).where(failures.c.at <= before))
+
+
+async def others_could(tx: Tx, job_ids: Collection[str], node_id: str) -> set[str]:
+    """Of ``job_ids`` those in which another node's work was accepted."""
+    if not job_ids:
+        return set()
+    rows = await tx.all(
+        select(submissions.c.job_id)
+        .where(submissions.c.job_id.in_(list(job_ids)), submissions.c.node_id != node_id)
+        .distinct()
+    )
+    return {row.job_id for row in rows}
 
 
 async def set_liveness(

@@ -181,13 +181,15 @@ async def tasks_by_id(tx: Tx, ids: Collection[str]) -> Sequence[AnyRow]:
 
 
 async def queued_with_job(tx: Tx) -> Sequence[AnyRow]:
-    """Queued tasks, each with its job's state, priority and spec."""
+    """Queued tasks, each with its job's state, priority, organization and weight."""
     return await tx.all(
         select(
             tasks,
             jobs.c.state.label("job_state"),
             jobs.c.priority.label("job_priority"),
             jobs.c.version.label("job_version"),
+            jobs.c.organization_id,
+            jobs.c.weight,
         )
         .join(jobs, jobs.c.id == tasks.c.job_id)
         .where(tasks.c.state == TaskState.QUEUED.value)

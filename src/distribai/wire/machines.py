@@ -1,0 +1,61 @@
+"""What a machine was measured to have, to and from the wire."""
+
+from __future__ import annotations
+
+import math
+
+from distribai.core.devices import Machine, Speed
+from distribai.core.needs import LEVELS
+from distribai.core.text import clean
+from distribai.wire.convert import MAX_BIG, MAX_INT, MAX_NAME, MAX_NAMES, at_most, malformed
+from distribai.wire.v1 import distribai_pb2 as pb
+
+
+def machine_to_wire(machine: Machine | None) -> pb.Machine | None:
+    """What was measured, or None, which protobuf leaves out."""
+    if machine is None:
+        return None
+    return pb.Machine(
+        memory_mb=machine.memory_mb,
+        disk_mb=machine.disk_mb,
+        disk_mbps=machine.disk_mbps,
+        link_mbps=machine.link_mbps,
+        isolation=machine.isolation,
+        fingerprint=machine.fingerprint,
+        speeds=[
+            pb.DeviceSpeed(device=s.device, gflops=s.gflops, memory_gbps=s.memory_gbps)
+            for s in machine.speeds
+        ],
+    )
+
+
+def machine_from_wire(message: pb.Machine) -> Machine:
+    """What a node was measured to have. A rate that is none counts as unknown; a level of isolation
+    that this program does not know counts as none.
+
+    Raises:
+        ProtocolMismatch: ``protocol.malformed``.
+    """
+    if len(message.speeds) > MAX_NAMES:
+        malformed(f"a machine has the speeds of {len(message.speeds)} devices")
+    for what, value in (("memory_mb", message.memory_mb), ("disk_mb", message.disk_mb)):
+        at_most(value, MAX_BIG, f"Machine.{what}")
+    speeds = tuple(
+        Speed(
+            at_most(s.device, MAX_INT, "DeviceSpeed.device"), _rate(s.gflops), _rate(s.memory_gbps)
+        )
+        for s in message.speeds
+    )
+    return Machine(
+        memory_mb=message.memory_mb,
+        disk_mb=message.disk_mb,
+        disk_mbps=_rate(message.disk_mbps),
+        link_mbps=_rate(message.link_mbps),
+        isolation=message.isolation if message.isolation in LEVELS else "L0",
+        fingerprint=clean(message.fingerprint, MAX_NAME, lines=False),
+        speeds=speeds,
+    )
+
+
+def _rate(value: float) -> float:
+    return value if math.isfinite(value) and value > 0 else 0.0
