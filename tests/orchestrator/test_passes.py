@@ -156,7 +156,7 @@ async def test_a_barred_node_s_token_is_refused_at_once_though_it_has_not_ended(
     await flush(any_world.grid)
     await breathe()
     assert node.end is not None
-    assert node.end.code == "auth.forbidden"
+    assert node.end.code == f"node.{standing}"
 
 
 async def test_a_token_dies_with_its_session(world: World) -> None:

@@ -42,7 +42,7 @@ async def test_a_node_whose_earlier_attempt_failed_is_told_that_its_task_is_canc
     job_id = await world.job()
     await world.settle()
     await a.fail(a.only_task(), "node.child", "it crashed")
-    await world.settle()
+    await world.advance(6.0, a)  # the task rests
     again = a.only_task()
     assert again.attempt == 2
     acks = len(a.acks)
