@@ -142,6 +142,14 @@ _MODELS: Mapping[str, BaseModel] = {
     "EventRecord": EVENT,
     "Feed": answers.Feed(items=[EVENT], cursor=CURSOR),
     "JobId": answers.JobId(id=JOB, state="submitted"),
+    "NodeState": answers.NodeState(
+        id=NODE,
+        liveness="online",
+        standing="quarantined",
+        intent="contribute",
+        ordered="contribute",
+        standing_reason="It failed 3 jobs in which other nodes did not.",
+    ),
     "JobSummary": JOB_LINE,
     "JobRecord": answers.JobRecord(
         **{k: v for k, v in JOB_LINE if k not in ("priority", "held_out_loss")},
@@ -264,6 +272,7 @@ EXAMPLES: Mapping[str, Any] = {
     **{name: model.model_dump(mode="json") for name, model in _MODELS.items()},
     "JobSpec": to_plain(SPEC),
     "SpecBody": {"spec": to_plain(SPEC)},
+    "WeightBody": {"weight": 4.0},
     "WhyBody": {"why": "The data has a mistake in it."},
     "ReasonBody": {"why": "The grid is full this week."},
     "GenerateBody": {"prompt": "def ", "max_tokens": 100, "temperature": 0.8, "seed": 1},
