@@ -213,7 +213,7 @@ class Daemon:
         state, heeded = self._settings.state_dir, None
         while True:
             wish = wishes.read(state)
-            if wish != heeded:
+            if wish is not None and wish != heeded:
                 log.info("the owner's wish", wish=wish)
                 if wish == "finish":
                     wishes.forget(state)
