@@ -197,6 +197,14 @@ _MODELS: Mapping[str, BaseModel] = {
         bytes_up=4_200_000,
         bytes_down=2_100_000,
     ),
+    "NodeState": answers.NodeState(
+        id=NODE,
+        liveness="online",
+        standing="trusted",
+        intent="contribute",
+        ordered="contribute",
+        standing_reason="",
+    ),
     "GridSummary": answers.GridSummary(
         mode="trusted",
         grid_id="grid_mfrggzdfmztwq2lk",
@@ -266,6 +274,7 @@ EXAMPLES: Mapping[str, Any] = {
     "SpecBody": {"spec": to_plain(SPEC)},
     "WhyBody": {"why": "The data has a mistake in it."},
     "ReasonBody": {"why": "The grid is full this week."},
+    "WeightBody": {"weight": 2.0},
     "GenerateBody": {"prompt": "def ", "max_tokens": 100, "temperature": 0.8, "seed": 1},
     "BeginUpload": {"sha256": BLOB.sha256, "size": BLOB.size},
     "UploadState": {"complete": False, "upload_id": "up_mfrggzdfmztwq2lk", "offset": 0},
