@@ -53,7 +53,7 @@ async def test_the_only_node_gets_a_failed_task_back(world: World) -> None:
     assert "rests" in rests.text
     await world.advance(5, a)
     assert (a.only_task().task_id, a.only_task().attempt) == (task.task_id, 2)
-    assert [(k.counted, k.code) for k in a.acks] == [(False, "task.failed")] * 2
+    assert [(k.counted, k.code) for k in a.acks[:2]] == [(False, "task.failed")] * 2
     assert await world.run_job(job_id) == "completed"
 
 
