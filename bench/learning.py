@@ -344,8 +344,8 @@ def _summary(
             "loss_ratio_dense is null: the default codecs are dense fp32 already",
             "no weights are sent at the start (version 0 is made from the seed) and there is no "
             "probation, so bytes_ratio_ddp_steady equals bytes_ratio_ddp",
-            "spread is over seeds; a repeated run on the same processor gives the same losses, whatever "
-            "else the machine does",
+            "spread is over seeds; a repeated run on the same processor gives the same losses, "
+            "whatever else the machine does",
             "cpu_s is that of all trials, one thread each: half of it is the time on two cores",
         ],
     }
