@@ -155,7 +155,8 @@ interface's events show is what happened. [What survives what](../how-to/operate
         (
             "Standing",
             states.Standing,
-            "Nodes that come with a valid invite are trusted. A node that fails what others can is "
+            "A new node is as its invite says, or else as the grid's mode does: trusted, or on "
+            "probation (`distribai grid invite`). A node that fails what others can is "
             "quarantined by itself; all else is the operator's word: `distribai nodes quarantine`, "
             "`trust`, `ban`, `pardon`. " + _changes(states.STANDING),
         ),

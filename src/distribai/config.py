@@ -107,7 +107,7 @@ class OrchestratorSettings:
     public_tls: bool = _help(False, "a proxy with a publicly trusted certificate stands in front")
     proxies: str = _help("127.0.0.1", "addresses whose X-Forwarded-For is believed; with commas")
     mode: str = _help("", "trusted or open; empty: as it is, at the first start trusted")
-    open_metrics: bool = _help(False, "let anybody read /metrics; else the operator's token does")
+    open_metrics: bool = _help(False, "let anybody read /metrics; else an operator's key does")
     max_parameters: int = _help(2_000_000_000, "largest model that a job may ask for")
     max_blob_bytes: int = _help(64 * 2**30, "largest single upload, in bytes")
     merge_threads: int = _help(0, "threads of the merge; 0: all cores")
@@ -151,7 +151,7 @@ class ClientSettings:
     """Where the command line finds the orchestrator, and as whom it speaks."""
 
     url: str = _help("http://127.0.0.1:8766", "address of the orchestrator's HTTP interface")
-    token: str = _help("", "the operator's token; empty: the one that `orchestrator start` left")
+    token: str = _help("", "a key; empty: what `login` or `orchestrator start` left")
     ca: str = _help(
         "", "the grid's CA: a file in PEM, or its SHA-256; empty: the authorities of the system"
     )

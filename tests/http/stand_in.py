@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 
 from distribai.config import OrchestratorSettings
+from distribai.core.people import ALL_SCOPES, HOME, OPERATOR_NAME, Principal, Role
+from distribai.core.people import OPERATOR as OPERATOR_ID
 from distribai.core.ranges import SampleRange
 from distribai.core.spec import BlobRef, DataSpec, JobSpec, ModelSpec
 from distribai.core.states import JOB, JobState, check
@@ -38,7 +40,6 @@ from distribai.orchestrator.records import (
     NodeRecord,
     NodeState,
     Page,
-    Principal,
     RoundProgress,
     RoundRecord,
     TaskRecord,
@@ -110,6 +111,7 @@ class Orchestrator:
             "feed": ["read"],
             "feed.Tail": ["beyond"],
             "fleet.tokens": ["verify_token"],
+            "people.admission": ["organization_for"],
             "traffic": ["count"],
         }.items():
             for name in names:
@@ -117,18 +119,28 @@ class Orchestrator:
 
     async def verify_token(self, grid: Grid, token: str) -> Principal:
         if token == OPERATOR:
-            return Principal("operator")
+            roles = {HOME: Role.OPERATOR}
+            return Principal("account", "", OPERATOR_ID, OPERATOR_NAME, "key_a", roles, ALL_SCOPES)
         if token == NODE:
             return Principal("node", "node_a")
         raise Unauthenticated("auth.invalid", "Nobody issued this token.")
 
+    async def organization_for(self, grid: Grid, caller: Principal, ref: str) -> str:
+        return ref or HOME
+
     async def create_job(
-        self, grid: Grid, spec: JobSpec, idempotency_key: str | None, by: str
+        self,
+        grid: Grid,
+        spec: JobSpec,
+        idempotency_key: str | None,
+        by: str,
+        organization_id: str,
+        caller: Principal,
     ) -> str:
         if idempotency_key in self.keys:
             return self.keys[idempotency_key]
         job_id = grid.new_id("job")
-        self.jobs[job_id] = job_record(job_id, spec)
+        self.jobs[job_id] = job_record(job_id, spec, organization_id=organization_id)
         self._event(job_id, "job.submitted")
         if idempotency_key:
             self.keys[idempotency_key] = job_id
@@ -189,14 +201,21 @@ class Orchestrator:
     async def wait_for_task(self, grid: Grid, task_id: str, patience: float) -> TaskRecord:
         return self.tasks[task_id]
 
-    async def resolve_job(self, grid: Grid, ref: str) -> str:
+    async def resolve_job(
+        self, grid: Grid, ref: str, organizations: frozenset[str] | None = None
+    ) -> str:
         found = [j.id for j in self.jobs.values() if ref in (j.id, j.name)]
         if not found:
             raise NotFound("job.unknown", f"There is no job {ref!r}.", "See `distribai job list`.")
         return found[0]
 
     async def list_jobs(
-        self, grid: Grid, state: str | None = None, limit: int = 50, cursor: str = ""
+        self,
+        grid: Grid,
+        state: str | None = None,
+        limit: int = 50,
+        cursor: str = "",
+        organizations: frozenset[str] | None = None,
     ) -> Page[JobSummary]:
         wanted = [j for j in reversed(self.jobs.values()) if state in (None, j.state)]
         start = int(cursor or 0)
@@ -256,7 +275,7 @@ class Orchestrator:
             reason = Reason("grace", text, until=NOW + 20, nodes=("node_aaaabbbbcccc",))
         return JobWhy(job.id, job.name, job.state, NOW, True, (reason,))
 
-    async def resolve_node(self, grid: Grid, ref: str) -> str:
+    async def resolve_node(self, grid: Grid, ref: str, account_id: str | None = None) -> str:
         found = [n.id for n in self.nodes if ref in (n.id, n.name)]
         if not found:
             raise NotFound("node.unknown", f"No node has the id or name {ref!r}.")
@@ -293,7 +312,9 @@ class Orchestrator:
             raise NotFound("job.no_weights", f"There is no version {version}.")
         return number, refs[number]
 
-    async def page_nodes(self, grid: Grid, limit: int, cursor: str = "") -> Page[NodeRecord]:
+    async def page_nodes(
+        self, grid: Grid, limit: int, cursor: str = "", account_id: str | None = None
+    ) -> Page[NodeRecord]:
         return Page(tuple(self.nodes))
 
     def _node(self, node_id: str, **changes: str) -> None:
@@ -312,7 +333,7 @@ class Orchestrator:
         (n,) = [n for n in self.nodes if n.id == node_id]
         return NodeState(n.id, n.liveness, n.standing, n.intent, n.ordered, n.standing_reason)
 
-    async def summary(self, grid: Grid) -> GridSummary:
+    async def summary(self, grid: Grid, organizations: frozenset[str] | None = None) -> GridSummary:
         return GridSummary(
             "grid_test",
             "trusted",

@@ -63,7 +63,7 @@ async def test_every_answer_names_its_request(operator: httpx.AsyncClient) -> No
 async def test_a_defect_tells_nothing_of_its_inside(
     operator: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def broken(grid: Grid) -> None:
+    async def broken(grid: Grid, organizations: object) -> None:
         raise RuntimeError("a secret")
 
     monkeypatch.setattr(queries, "summary", broken)
@@ -76,7 +76,7 @@ async def test_a_defect_tells_nothing_of_its_inside(
 async def test_what_may_pass_invites_to_try_again(
     operator: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def away(grid: Grid) -> None:
+    async def away(grid: Grid, organizations: object) -> None:
         raise Unavailable("blob.store", "The disk is full.", "Free some space.")
 
     monkeypatch.setattr(queries, "summary", away)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
+from distribai.core.people import HOME, OPERATOR
 from distribai.core.spec import BlobRef
 from distribai.orchestrator.retention import collect, find_orphans, is_settled
 from distribai.store.blobs import BlobStore, blob_key
+from distribai.store.statements import people
 from distribai.testing.audit import audit
 from tests.orchestrator.harness import World
 
@@ -109,3 +111,15 @@ async def test_the_duty_looks_once_an_hour(world: World) -> None:
     assert not await world.duties.clean()
     world.time.now += 3601
     assert await world.duties.clean()
+
+
+async def test_what_was_cleaned_away_fills_nobody_s_quota_any_more(any_world: World) -> None:
+    ref = await any_world.grid.blobs.put_bytes(b"uploaded by a member, never used")
+    async with any_world.grid.db.write() as tx:
+        await people.add_upload(tx, OPERATOR, ref.sha256, ref.size)
+        assert await people.stored_bytes(tx, HOME) == ref.size
+    age(any_world)
+    assert (await collect(any_world.grid)).blobs == 1
+    async with any_world.grid.db.read() as tx:
+        assert await people.stored_bytes(tx, HOME) == 0
+        assert await people.has_uploaded(tx, OPERATOR, [ref.sha256]) == set()

@@ -72,6 +72,7 @@ class JobSummary(Answer):
     started_at: float | None
     ended_at: float | None
     held_out_loss: float | None
+    organization_id: str = ""
 
 
 class RoundProgress(Answer):
@@ -136,6 +137,7 @@ class JobRecord(Answer):
     waiting_for: str = ""
     weight: float = 1.0
     retry_of: str = ""
+    organization_id: str = ""
 
 
 class MemberRecord(Answer):
@@ -211,7 +213,8 @@ class VersionRecord(Answer):
 
 
 class EventRecord(Answer):
-    """One state change. Give ``cursor`` back as ``after`` to go on behind it."""
+    """One state change. Give ``cursor`` back as ``after`` to go on behind it. ``account_id`` and
+    ``key_id`` say whose doing it is, if a person's."""
 
     cursor: str
     at: float
@@ -220,6 +223,8 @@ class EventRecord(Answer):
     task_id: str
     node_id: str
     data: dict[str, Any]
+    account_id: str = ""
+    key_id: str = ""
 
 
 class Feed(Answer):
@@ -272,6 +277,7 @@ class NodeRecord(Answer):
     ordered: str = "contribute"
     standing_reason: str = ""
     machine: Machine | None = None
+    account_id: str = ""
 
 
 class NodeState(Answer):

@@ -28,7 +28,7 @@ class Reach:
     url: Annotated[str | None, Parameter(help="The orchestrator's HTTP address.")] = None
     token: Annotated[
         str | None,
-        Parameter(help="The operator's token; better in DISTRIBAI_TOKEN, out of sight."),
+        Parameter(help="A key of your account; better in DISTRIBAI_TOKEN, out of sight."),
     ] = None
     ca: Annotated[str | None, Parameter(help="The grid's CA: a file in PEM, or its SHA-256.")] = (
         None
@@ -37,9 +37,10 @@ class Reach:
 
 @dataclass(frozen=True)
 class Credentials:
-    """What ``orchestrator start`` left. ``state_dir`` says whose token it is: a grid keeps its
-    token over restarts, and another grid has another. ``ca`` is the grid's CA in PEM; empty without
-    TLS, or where the system's authorities vouch for the address."""
+    """What ``orchestrator start`` or ``login`` left. ``state_dir`` says whose token it is: a grid
+    keeps its token over restarts, and another grid has another; empty: it came by a login. ``ca``
+    is the grid's CA in PEM; empty without TLS, or where the system's authorities vouch for the
+    address."""
 
     url: str
     token: str
@@ -114,6 +115,14 @@ def connect(reach: Reach | None) -> Client:
     settings = resolve(reach)
     client = settings.client()
     return Client(client.url, client.token, ca=authority(settings))
+
+
+def login_line(url: str, login: str, ca_pem: str) -> str:
+    """What somebody types to log in to a grid whose CA this is ("" for the system's)."""
+    from distribai.tls import fingerprint
+
+    pin = f" --ca {fingerprint(ca_pem)}" if ca_pem else ""
+    return f"distribai login --url {url}{pin} --token {login}"
 
 
 def authority(settings: Settings) -> str:

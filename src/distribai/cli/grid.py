@@ -1,4 +1,4 @@
-"""``distribai grid``: save a whole grid into a directory, and bring it back."""
+"""``distribai grid``: keys, invites and policies; save a whole grid, and bring it back."""
 
 from __future__ import annotations
 
@@ -10,13 +10,18 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from distribai.cli import output
+from distribai.cli import audit, invites, keys, output, rules
 
 if TYPE_CHECKING:
     from distribai.config import Settings
     from distribai.orchestrator.backup import BackupManifest, Progress
 
-app = App(name="grid", help="Save a whole grid into a directory, and bring it back.")
+app = App(name="grid", help="Keys, invites, policies, the audit feed; save a grid and restore it.")
+app.command(keys.app)
+app.command(invites.app)
+app.command(rules.policy)
+app.command(rules.quota)
+app.command(audit.audit)
 
 LINE_S = 10.0
 """Seconds between lines of progress where nobody watches a terminal."""

@@ -20,6 +20,12 @@ app = App(name="job", help="Create jobs, decide on them, follow them.")
 app.command(why.job_why, name="why")
 app.command(events.job_events, name="events")
 
+Organization = Annotated[
+    str,
+    Parameter(
+        help="The organization whose job it is.  [default: the only one that you are a member of]"
+    ),
+]
 Ref = Annotated[str, Parameter(help="A job's id, a unique beginning of it, or its name.")]
 
 
@@ -48,6 +54,7 @@ def create(
     workers_min: Annotated[int | None, Parameter(help="Nodes to wait for.")] = None,
     workers_max: Annotated[int | None, Parameter(help="Nodes to use at most.")] = None,
     priority: Annotated[str | None, Parameter(help="P0 (first) to P3.")] = None,
+    organization: Organization = "",
     accept: Annotated[
         bool, Parameter(negative="", show_default=False, help="Accept it at once.")
     ] = False,
@@ -59,7 +66,8 @@ def create(
 ) -> None:
     """Create a training job.
 
-    It waits for the operator's word; `--accept` gives it at once.
+    It waits for the operator's word, unless its organization's policy accepts it; an operator's
+    `--accept` gives it at once.
     """
     from distribai.cli import prepare
 
@@ -83,12 +91,12 @@ def create(
     with connect(reach) as client:
         prepared.upload(client)
         other = prepare.namesake(client, name)
-        made = client.create_job(prepared.spec, idempotency_key)
+        made = client.create_job(prepared.spec, idempotency_key, organization)
         if accept:
             made = client.accept(made.id)
     if other and made.id not in other:
         output.note(other)
-    _created(made, accept, as_json)
+    _created(made, as_json)
 
 
 @app.command(name="accept")
@@ -170,7 +178,7 @@ def retry(
         made = client.retry(ref)
         if accept:
             made = client.accept(made.id)
-    _created(made, accept, as_json)
+    _created(made, as_json)
 
 
 @app.command
@@ -349,12 +357,12 @@ def _listing(
         output.note(empty)
 
 
-def _created(made: JobId, accepted: bool, as_json: bool) -> None:
+def _created(made: JobId, as_json: bool) -> None:
     if as_json:
         output.document(made)
         return
     output.data(made.id)
-    if accepted:
+    if made.state != "submitted":
         output.note(f"Accepted. Follow it: distribai job watch {made.id}")
     else:
         output.note(f"It waits for the operator's word: distribai job accept {made.id}")

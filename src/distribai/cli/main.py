@@ -18,6 +18,9 @@ from cyclopts.exceptions import CycloptsError
 
 from distribai import __version__
 from distribai.cli import (
+    account as accounts,
+)
+from distribai.cli import (
     config,
     demo,
     errors,
@@ -30,9 +33,13 @@ from distribai.cli import (
     orchestrator,
     output,
     submit,
+    team,
     version,
     webhook,
     weights,
+)
+from distribai.cli import (
+    login as logins,
 )
 from distribai.errors import DistribAIError, UsageError
 
@@ -53,6 +60,9 @@ app.command(nodes.app)
 app.command(grid.app)
 app.command(webhook.app)
 app.command(events.grid_events, name="events")
+app.command(team.app)
+app.command(accounts.app)
+app.command(logins.login)
 app.command(config.app)
 app.command(submit.submit)
 app.command(demo.demo)

@@ -71,8 +71,9 @@ def start(
 ) -> int:
     """Run an orchestrator until it is interrupted.
 
-    Prints the join link for nodes, and at the grid's first start the operator's token, which it
-    also leaves, readable by this user alone, where the other commands find it.
+    Prints the join link for nodes. At the grid's first start it leaves the operator's first key,
+    readable by this user alone, where the other commands find it, and prints a one-time login for
+    another machine; with --json also the key.
     """
     from distribai import config
     from distribai.cli.logs import configure, wants_debug
@@ -100,6 +101,7 @@ def start(
 
 
 def _ready(running: Orchestrator, settings: Settings, as_json: bool) -> None:
+    from distribai.cli.connection import login_line
     from distribai.tls import fingerprint
 
     url = running.url
@@ -114,6 +116,7 @@ def _ready(running: Orchestrator, settings: Settings, as_json: bool) -> None:
                 "join_link": running.join_link,
                 "ca": running.ca_pem,
                 "operator_token": running.operator_token,
+                "operator_login": running.operator_login,
                 "credentials": saved,
             }
         )
@@ -126,8 +129,9 @@ def _ready(running: Orchestrator, settings: Settings, as_json: bool) -> None:
     # Quoted: shells would take its & for themselves. Double quotes do in all of them.
     output.data(f'    distribai node start --join "{running.join_link}"\n')
     if running.operator_token:
-        output.data("The operator's token, shown only now:\n")
-        output.data(f"    {running.operator_token}\n")
+        output.data("To operate it from another machine, once and within seven days:\n")
+        line = login_line(running.public_url, running.operator_login, running.ca_pem)
+        output.data(f"    {line}\n")
     if saved:
         output.data(f"Other commands of this user on this machine find it in {saved}.")
     output.data("Ctrl-C stops the orchestrator; started again it goes on where it was.")

@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from distribai.cli import output
 from distribai.cli.connection import Reach, connect
+from distribai.cli.job import Organization
 from distribai.errors import Unavailable, UsageError
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ def submit(
     yes: Annotated[
         bool, Parameter(name=("--yes", "-y"), negative="", show_default=False, help="Do not ask.")
     ] = False,
+    organization: Organization = "",
     accept: Annotated[
         bool, Parameter(negative="", show_default=False, help="Accept it at once.")
     ] = False,
@@ -68,7 +70,7 @@ def submit(
             _ask()
         prepared.upload(client)
         other = prepare.namesake(client, prepared.spec.name)
-        made = client.create_job(prepared.spec, idempotency_key)
+        made = client.create_job(prepared.spec, idempotency_key, organization)
         if accept:
             made = client.accept(made.id)
         if other and made.id not in other:
@@ -77,7 +79,7 @@ def submit(
             output.document(made)
             return 0
         output.data(made.id)
-        if not accept:
+        if made.state == "submitted":
             output.note(
                 f"It waits for the operator's word: distribai job accept {made.id} "
                 "(`submit --accept` gives it at once)."

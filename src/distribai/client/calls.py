@@ -48,19 +48,29 @@ PREPARATION_S = 1800.0
 earlier can ask again: the idempotency key finds the job."""
 
 
+def segment(ref: str, what: str, listed_by: str) -> str:
+    """``ref`` as a part of an address; ``listed_by`` is the command that lists what it may be.
+
+    Raises:
+        NotFound: it cannot stand in an address: it is empty, or has a slash in it.
+    """
+    if ref in ("", ".", "..") or "/" in ref:
+        article = "an" if what[0] in "aeio" else "a"
+        raise NotFound(
+            f"{what}.unknown",
+            f"{ref!r} cannot name {article} {what} here.",
+            f"Use the {what}'s id: `{listed_by}` shows it.",
+        )
+    return quote(ref, safe="")
+
+
 def job_path(ref: str, tail: str = "") -> str:
     """A job's address.
 
     Raises:
         NotFound: ``ref`` cannot stand in an address: it is empty, or has a slash in it.
     """
-    if ref in ("", ".", "..") or "/" in ref:
-        raise NotFound(
-            "job.unknown",
-            f"{ref!r} cannot name a job here.",
-            "Use the job's id: `distribai job list` shows it.",
-        )
-    return f"/api/v1/jobs/{quote(ref, safe='')}{tail}"
+    return f"/api/v1/jobs/{segment(ref, 'job', 'distribai job list')}{tail}"
 
 
 def node_path(ref: str, tail: str) -> str:
@@ -69,13 +79,7 @@ def node_path(ref: str, tail: str) -> str:
     Raises:
         NotFound: ``ref`` cannot stand in an address: it is empty, or has a slash in it.
     """
-    if ref in ("", ".", "..") or "/" in ref:
-        raise NotFound(
-            "node.unknown",
-            f"{ref!r} cannot name a node here.",
-            "Use the node's id: `distribai nodes list` shows it.",
-        )
-    return f"/api/v1/nodes/{quote(ref, safe='')}{tail}"
+    return f"/api/v1/nodes/{segment(ref, 'node', 'distribai nodes list')}{tail}"
 
 
 def health() -> Call[answers.GridSummary]:
@@ -99,13 +103,17 @@ def plan(spec: JobSpec, nodes: int | None = None) -> Call[answers.PlanAnswer]:
     return Call("POST", "/api/v1/jobs/plan", answers.PlanAnswer, params, {"spec": to_plain(spec)})
 
 
-def create_job(spec: JobSpec, idempotency_key: str) -> Call[answers.JobId]:
-    """Submit a job. The answer may take as long as cutting the data into shards does."""
+def create_job(spec: JobSpec, idempotency_key: str, organization: str = "") -> Call[answers.JobId]:
+    """Submit a job for an organization (empty: the only one that the caller may submit to). The
+    answer may take as long as cutting the data into shards does."""
+    body: dict[str, Any] = {"spec": to_plain(spec)}
+    if organization:  # an older orchestrator knows none, and needs to be told none
+        body["organization"] = organization
     return Call(
         "POST",
         "/api/v1/jobs",
         answers.JobId,
-        body={"spec": to_plain(spec)},
+        body=body,
         headers={"Idempotency-Key": idempotency_key},
         patience=PREPARATION_S,
     )

@@ -20,6 +20,7 @@ from distribai.api import why as why_answers
 from distribai.client import calls, problems
 from distribai.client.calls import Call
 from distribai.client.following import Follower
+from distribai.client.people import People
 from distribai.client.transfer import Transfer
 from distribai.core.spec import BlobRef, JobSpec
 from distribai.errors import DistribAIError, ProtocolMismatch, UsageError
@@ -34,11 +35,12 @@ CONNECT_S = 5.0
 
 
 class Client:
-    """A blocking client. Close it, or use it as a context manager.
+    """A blocking client. Close it, or use it as a context manager. ``people`` has the calls about
+    accounts, organizations, keys, invites and the audit feed.
 
     Args:
         url: address of the orchestrator's HTTP interface.
-        token: the operator's token.
+        token: a key of an account.
         ca: the grid's CA certificate in PEM, for an https address that it vouches for; empty: the
             authorities that the system trusts.
         transport: how bytes travel; the network by default.
@@ -58,6 +60,7 @@ class Client:
         self.url = url
         self._http = httpx.Client(**_options(url, token, ca), transport=transport)
         self.blobs = Transfer(self._http, url)
+        self.people = People(self.send)
 
     def __enter__(self) -> Self:
         return self
@@ -98,9 +101,12 @@ class Client:
         """What the job would take; nothing is created."""
         return self.send(calls.plan(spec))
 
-    def create_job(self, spec: JobSpec, idempotency_key: str = "") -> answers.JobId:
+    def create_job(
+        self, spec: JobSpec, idempotency_key: str = "", organization: str = ""
+    ) -> answers.JobId:
         """Submit a job. A repeat with the same key and spec answers with the same job."""
-        return self.send(calls.create_job(spec, idempotency_key or uuid.uuid4().hex))
+        key = idempotency_key or uuid.uuid4().hex
+        return self.send(calls.create_job(spec, key, organization))
 
     def jobs(self, state: str | None = None) -> Iterator[answers.JobSummary]:
         """All jobs, newest first, page by page."""
@@ -281,7 +287,8 @@ class Client:
 
 
 class AsyncClient:
-    """The awaited client: ``await client.send(calls.job("my-model"))``. As :class:`Client`."""
+    """The awaited client: ``await client.send(calls.job("my-model"))``, and likewise with
+    :mod:`distribai.client.people`. As :class:`Client`."""
 
     def __init__(
         self,
@@ -387,7 +394,7 @@ def _options(url: str, token: str, ca: str) -> dict[str, Any]:
         raise UsageError(
             "config.invalid",
             "The token has characters that no token has.",
-            "Copy it again from where `orchestrator start` printed it.",
+            "Copy it again from where it was told, or `distribai login` again.",
             field="client.token",
         )
     headers = {"User-Agent": f"distribai/{__version__}", "Accept": "application/json"}

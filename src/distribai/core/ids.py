@@ -10,7 +10,7 @@ import base64
 import hashlib
 from typing import Literal
 
-Kind = Literal["job", "task", "acct", "inv", "evt", "ses", "up", "hook"]
+Kind = Literal["job", "task", "acct", "org", "key", "inv", "evt", "ses", "up", "hook"]
 
 RANDOM_BYTES = 10
 """80 bits: no collision to be expected among 10^11 ids of one kind."""

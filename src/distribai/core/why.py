@@ -45,6 +45,7 @@ class Reason:
 CODES: Mapping[str, str] = {
     "ended": "The job has ended.",
     "decision": "The job waits for the operator's word.",
+    "accepted": "Who or what accepted the job.",
     "paused": "The job, or the node, is paused.",
     "start": "The orchestrator has just started and waits for the nodes that were here before.",
     "workers": "Too few devices are here that could take part in a round.",

@@ -60,7 +60,8 @@ class Grid:
     ``not_before`` (database time): when this process started, and until when it waits for nodes
     that were at work before. ``ring`` are the keys of nodes' tokens, ``limits`` how often one may
     ask; ``sleep`` slows who asks too often. ``ca_pem`` is the CA that this process's certificate is
-    signed by; empty without TLS, or with a certificate that everybody trusts.
+    signed by; empty without TLS, or with a certificate that everybody trusts. ``join_link``
+    is what contributors paste, with the grid's standing invite; empty until this process listens.
     """
 
     db: Database
@@ -75,6 +76,7 @@ class Grid:
     holder: str = "orchestrator"
     counted: Counted = field(default_factory=dict)
     metrics: Metrics = field(default_factory=Metrics)
+    join_link: str = ""
     started_at: float = 0.0
     not_before: float = 0.0
     ring: Ring = field(default_factory=Ring)

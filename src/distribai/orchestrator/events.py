@@ -2,14 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 
+from distribai.core.people import Principal
 from distribai.core.plain import Plain
 from distribai.store import outbox
 from distribai.store.engine import Tx
 from distribai.store.statements import records
 
 _WARNINGS = ("failed", "rejected", "superseded", "requeued", "abandoned", "declined")
+
+
+@dataclass(slots=True)
+class _Request:
+    """Whose request it is, as soon as that is known."""
+
+    actor: Principal | None = None
+
+
+_request: ContextVar[_Request | None] = ContextVar("request", default=None)
+
+
+@contextmanager
+def request() -> Iterator[None]:
+    """What happens in this block is one request, of nobody until :func:`act_as` says whose."""
+    before = _request.set(_Request())
+    try:
+        yield
+    finally:
+        _request.reset(before)
+
+
+def act_as(principal: Principal) -> None:
+    """From here to the end of the request every event is this account's doing. A node's requests
+    are told by its messages, and are no audit's matter; outside of a request this does nothing."""
+    current = _request.get()
+    if current is not None and principal.kind == "account":
+        current.actor = principal
 
 
 async def record(
@@ -22,8 +54,18 @@ async def record(
     data: Mapping[str, Plain] | None = None,
 ) -> None:
     """Write the event of a change that this transaction makes, and its sentence if it has one."""
-    data = data or {}
-    await outbox.append(tx, kind, job_id=job_id, task_id=task_id, node_id=node_id, data=data)
+    data, current = data or {}, _request.get()
+    actor = current.actor if current else None
+    await outbox.append(
+        tx,
+        kind,
+        job_id=job_id,
+        task_id=task_id,
+        node_id=node_id,
+        account_id=actor.account_id if actor else "",
+        key_id=actor.key_id if actor else "",
+        data=data,
+    )
     text = sentence(kind, data)
     if not text or not job_id:
         return

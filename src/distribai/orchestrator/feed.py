@@ -17,6 +17,7 @@ from distribai.core.webhooks import check_kinds
 from distribai.errors import Unavailable
 from distribai.orchestrator.records import EventRecord
 from distribai.store import outbox
+from distribai.store.engine import AnyRow
 
 if TYPE_CHECKING:
     from distribai.orchestrator.context import Grid
@@ -81,22 +82,26 @@ async def read(grid: Grid, wanted: Wanted, after: str, limit: int) -> Events:
             node_id=wanted.node_id,
             kinds=wanted.kinds,
         )
-    items = tuple(
-        EventRecord(
-            cursor=outbox.format_cursor(r),
-            at=r.at,
-            kind=r.kind,
-            job_id=r.job_id,
-            task_id=r.task_id,
-            node_id=r.node_id,
-            data=r.data,
-        )
-        for r in rows
-    )
+    items = tuple(event_record(r) for r in rows)
     if len(items) == limit:
         return Events(items, items[-1].cursor)
     # A cursor of a grid that was restored meanwhile may lie ahead of everything: it stays.
     return Events(items, max(after, end, key=outbox.parse_cursor))
+
+
+def event_record(row: AnyRow) -> EventRecord:
+    """What is told of a row of the outbox."""
+    return EventRecord(
+        cursor=outbox.format_cursor(row),
+        at=row.at,
+        kind=row.kind,
+        job_id=row.job_id,
+        task_id=row.task_id,
+        node_id=row.node_id,
+        data=row.data,
+        account_id=row.account_id,
+        key_id=row.key_id,
+    )
 
 
 class Tail:

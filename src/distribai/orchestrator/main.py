@@ -50,10 +50,12 @@ class Orchestrator:
     """One orchestrator.
 
     After :meth:`start`: ``grpc_address`` and ``http_address`` are ``host:port`` as bound, ``url``
-    is the HTTP interface as this machine reaches it, ``ca_pem`` the CA that vouches for it (empty
-    without TLS, or where the system's authorities do; ``new_ca`` begins with another one),
-    ``join_link`` is what contributors paste, and ``operator_token`` is the operator's token at the
-    grid's first start, and until :meth:`told`; empty at every later one.
+    is the HTTP interface as this machine reaches it, ``public_url`` as others do, ``ca_pem`` the CA
+    that vouches for it (empty without TLS, or where the system's authorities do; ``new_ca`` begins
+    with another one),
+    ``join_link`` is what contributors paste, ``operator_token`` is the operator's first key, and
+    ``operator_login`` a one-time login for another machine, both at the grid's first start and
+    until :meth:`told`; empty at every later one.
     """
 
     def __init__(self, settings: OrchestratorSettings, *, new_ca: bool = False) -> None:
@@ -62,9 +64,11 @@ class Orchestrator:
         self.grpc_address = ""
         self.http_address = ""
         self.url = ""
+        self.public_url = ""
         self.ca_pem = ""
         self.join_link = ""
         self.operator_token = ""
+        self.operator_login = ""
         self.grid: Grid
         self.duties: Duties
         self._stack = AsyncExitStack()
@@ -95,9 +99,11 @@ class Orchestrator:
         self.http_address = join_address(host, http_port)
         self.ca_pem = self.grid.ca_pem
         self.url = addresses.own_url(self.settings, http_port, tls)
-        self.join_link = str(
-            addresses.join_link(self.settings, grpc_port, http_port, tls, self.grid.grid_id, invite)
+        link = addresses.join_link(
+            self.settings, grpc_port, http_port, tls, self.grid.grid_id, invite
         )
+        self.join_link, self.public_url = str(link), link.http_url
+        self.grid.join_link = self.join_link
         self.duties = Duties(self.grid)
         self.duties.start()
         self._stack.push_async_callback(self.duties.stop)
@@ -108,7 +114,7 @@ class Orchestrator:
         await self._stack.aclose()
 
     def told(self) -> None:
-        """The operator has been told the token: it is kept no longer."""
+        """The operator has been told the key: its text is kept no longer."""
         tokens.token_was_told(self.settings.state_dir)
 
     async def watch(self) -> None:
@@ -134,6 +140,8 @@ class Orchestrator:
         )
         await ensure_mode(db, self.settings.mode)
         self.operator_token = await tokens.ensure_operator_token(db, state, os.urandom)
+        if self.operator_token:
+            self.operator_login = await tokens.new_operator_login(db, os.urandom)
         invite = await tokens.ensure_invite(db, state, os.urandom)
         self.grid = Grid(
             db=db,

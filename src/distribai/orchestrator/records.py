@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Generic, Literal, TypeVar
+from typing import Generic, TypeVar
 
 from distribai.core.devices import Machine
 from distribai.core.plain import Plain
@@ -24,14 +24,6 @@ class Page(Generic[T]):
 
     items: tuple[T, ...]
     next_cursor: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Principal:
-    """Who a bearer token belongs to; ``node_id`` is empty for the operator."""
-
-    kind: Literal["operator", "node"]
-    node_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +43,7 @@ class JobSummary:
     started_at: float | None
     ended_at: float | None
     held_out_loss: float | None
+    organization_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +121,7 @@ class JobRecord:
     waiting_for: str = ""
     weight: float = 1.0
     retry_of: str = ""
+    organization_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +203,8 @@ class VersionRecord:
 
 @dataclass(frozen=True, slots=True)
 class EventRecord:
-    """One row of the outbox. Give ``cursor`` to ``list_events(after=...)`` to go on behind it."""
+    """One row of the outbox. Give ``cursor`` to ``list_events(after=...)`` to go on behind it.
+    ``account_id`` and ``key_id``: whose doing it is, if a person's."""
 
     cursor: str
     at: float
@@ -218,6 +213,8 @@ class EventRecord:
     task_id: str
     node_id: str
     data: Mapping[str, Plain] = field(default_factory=dict)
+    account_id: str = ""
+    key_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +264,7 @@ class NodeRecord:
     ordered: str = "contribute"
     standing_reason: str = ""
     machine: Machine | None = None
+    account_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

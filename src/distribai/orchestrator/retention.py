@@ -28,7 +28,7 @@ from distribai.orchestrator.backup.naming import CLAIMS, Named
 from distribai.orchestrator.context import Grid
 from distribai.store.blobs import BlobStore, StoredBlob
 from distribai.store.engine import Database
-from distribai.store.statements import records
+from distribai.store.statements import people, records
 from distribai.store.tables import metadata, tasks
 
 ROWS_AT_ONCE = 500
@@ -51,7 +51,12 @@ async def collect(grid: Grid) -> Orphans:
     found = Orphans()
     if not grid.settings.orphans_s:
         return found
-    async for blob in orphans(grid.db, grid.blobs, grid.settings.orphans_s):
+    gone = [b async for b in orphans(grid.db, grid.blobs, grid.settings.orphans_s)]
+    if gone:
+        # First: what is forgotten and stays is sent again, what goes and is not would count on.
+        async with grid.db.write() as tx:
+            await people.forget_uploads(tx, [b.ref.sha256 for b in gone])
+    for blob in gone:
         await grid.blobs.delete(blob.ref.sha256)
         found.blobs += 1
         found.bytes += blob.ref.size

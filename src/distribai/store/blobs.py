@@ -51,6 +51,15 @@ class StoredBlob:
     put_at: datetime
 
 
+def no_blob(sha256: str) -> NotFound:
+    """The answer to somebody who asks for a blob that is not here, for them."""
+    return NotFound(
+        "blob.unknown",
+        f"There is no blob {sha256[:12]} here.",
+        "It was never uploaded to this grid, or has been cleaned away; upload it again.",
+    )
+
+
 def blob_key(sha256: str) -> str:
     """Where a blob lies below the root of its store.
 
@@ -376,11 +385,7 @@ def _store_errors(doing: str, sha256: str = "") -> Iterator[None]:
         yield
     except (BaseError, OSError, ValueError) as problem:
         if isinstance(problem, FileNotFoundError) and sha256:
-            raise NotFound(
-                "blob.unknown",
-                f"There is no blob {sha256[:12]} here.",
-                "It was never uploaded to this grid, or has been cleaned away; upload it again.",
-            ) from problem
+            raise no_blob(sha256) from problem
         first_line = str(problem).strip().splitlines()[0] if str(problem).strip() else repr(problem)
         raise Unavailable(
             "blob.store",

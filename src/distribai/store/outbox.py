@@ -24,6 +24,7 @@ from sqlalchemy import (
     func,
     insert,
     literal,
+    literal_column,
     or_,
     select,
     tuple_,
@@ -81,9 +82,12 @@ async def append(
     job_id: str = "",
     task_id: str = "",
     node_id: str = "",
+    account_id: str = "",
+    key_id: str = "",
     data: Mapping[str, Plain] | None = None,
 ) -> None:
-    """Write the event of a change that this transaction makes."""
+    """Write the event of a change that this transaction makes; ``account_id`` and ``key_id`` are
+    whose doing it is, where a person has asked for it."""
     await tx.run(
         insert(outbox).values(
             epoch=_EPOCH,
@@ -93,6 +97,8 @@ async def append(
             job_id=job_id,
             task_id=task_id,
             node_id=node_id,
+            account_id=account_id,
+            key_id=key_id,
             data=dict(data or {}),
         )
     )
@@ -106,9 +112,12 @@ async def read(
     *,
     node_id: str | None = None,
     kinds: Sequence[str] = (),
+    actors: bool = False,
+    account_id: str | None = None,
 ) -> Sequence[AnyRow]:
     """Settled events behind ``after``, in commit order, at most ``limit``; of one job or node, and
-    of ``kinds`` (``core.webhooks.check_kinds``) where these are given."""
+    of ``kinds`` (``core.webhooks.check_kinds``) where these are given; with ``actors`` those that
+    people have asked for, and of one account."""
     key = tuple_(outbox.c.epoch, outbox.c.xid, outbox.c.id)
     query = select(outbox).where(key > tuple_(*map(literal, after)), *_settled(tx))
     if kinds:
@@ -126,6 +135,10 @@ async def read(
         query = query.where(outbox.c.job_id == job_id)
     if node_id is not None:
         query = query.where(outbox.c.node_id == node_id)
+    if actors:
+        query = query.where(outbox.c.account_id != literal_column("''"))
+    if account_id is not None:
+        query = query.where(outbox.c.account_id == account_id)
     query = query.order_by(outbox.c.epoch, outbox.c.xid, outbox.c.id).limit(limit)
     return await tx.all(query)
 

@@ -24,6 +24,8 @@ from sqlalchemy import (
     text,
 )
 
+from distribai.core.people import HOME, OPERATOR
+
 metadata = MetaData(
     naming_convention={
         "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -61,7 +63,9 @@ jobs = Table(
     Column("priority", String(4), nullable=False),
     Column("created_at", Double, nullable=False),
     Column("created_by", Text, nullable=False),
-    Column("organization_id", ID, nullable=False, default="", server_default=""),
+    Column("organization_id", ID, nullable=False, default=HOME, server_default=HOME),
+    # Why the organization's policy accepted it at once, or left it to the operator.
+    Column("decision", Text, nullable=False, default="", server_default=""),
     Column("weight", Double, nullable=False, default=1.0, server_default="1"),
     Column("retry_of", ID, nullable=False, default="", server_default=""),
     Column("decided_at", Double),
@@ -78,6 +82,7 @@ jobs = Table(
     Column("tokens", BigInteger, nullable=False, default=0),
     Index(None, "state", "created_at"),
     Index(None, "name"),
+    Index(None, "organization_id", "state"),
 )
 
 datasets = Table(
@@ -226,6 +231,7 @@ nodes = Table(
     Column("software", Text, nullable=False, default=""),
     Column("devices", JSON, nullable=False),
     Column("invite_id", ID, nullable=False, default=""),
+    Column("account_id", ID, nullable=False, default=OPERATOR, server_default=OPERATOR),
     Column("joined_at", Double, nullable=False),
     Column("last_heard_at", Double, nullable=False),
     Column("bytes_up", BigInteger, nullable=False, default=0),
@@ -237,6 +243,7 @@ nodes = Table(
     Column("standing_reason", Text, nullable=False, default="", server_default=""),
     Column("standing_at", Double),
     Index(None, "liveness"),
+    Index(None, "account_id"),
 )
 
 failures = Table(
@@ -290,6 +297,7 @@ sessions = Table(
     Index(None, "node_id"),
 )
 
+# Each lets nodes in, for the account that they will belong to.
 invites = Table(
     "invites",
     metadata,
@@ -299,8 +307,13 @@ invites = Table(
     Column("expires_at", Double),
     Column("uses_left", Integer),
     Column("revoked", Boolean, nullable=False, default=False),
+    Column("account_id", ID, nullable=False, default=OPERATOR, server_default=OPERATOR),
+    # Whether its nodes are trusted from the beginning; nothing: as the grid's mode says.
+    Column("trusted", Boolean),
+    Column("note", Text, nullable=False, default="", server_default=""),
 )
 
+# One-time logins, and the operator's tokens of earlier grids until the next start.
 tokens = Table(
     "tokens",
     metadata,
@@ -309,6 +322,62 @@ tokens = Table(
     Column("created_at", Double, nullable=False),
     Column("expires_at", Double),
     Column("revoked", Boolean, nullable=False, default=False),
+    Column("account_id", ID, nullable=False, default=OPERATOR, server_default=OPERATOR),
+)
+
+accounts = Table(
+    "accounts",
+    metadata,
+    Column("id", ID, primary_key=True),
+    Column("name", String(64), nullable=False, unique=True),
+    Column("created_at", Double, nullable=False),
+    Column("closed_at", Double),
+)
+
+organizations = Table(
+    "organizations",
+    metadata,
+    Column("id", ID, primary_key=True),
+    Column("name", String(64), nullable=False, unique=True),
+    Column("created_at", Double, nullable=False),
+    Column("policy", JSON, nullable=False),
+    Column("quota", JSON, nullable=False),
+)
+
+memberships = Table(
+    "memberships",
+    metadata,
+    Column("account_id", ForeignKey("accounts.id"), primary_key=True),
+    Column("organization_id", ForeignKey("organizations.id"), primary_key=True),
+    Column("role", String(16), nullable=False),
+    Column("created_at", Double, nullable=False),
+    Index(None, "organization_id"),
+)
+
+api_keys = Table(
+    "api_keys",
+    metadata,
+    Column("id", ID, primary_key=True),
+    Column("account_id", ForeignKey("accounts.id"), nullable=False),
+    Column("name", Text, nullable=False),
+    Column("prefix", String(16), nullable=False),
+    Column("secret_hash", SHA, nullable=False, unique=True),
+    Column("scopes", JSON, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("expires_at", Double),
+    Column("revoked_at", Double),
+    Column("last_used_at", Double),
+    Index(None, "account_id"),
+)
+
+uploads = Table(
+    "uploads",
+    metadata,
+    Column("account_id", ForeignKey("accounts.id"), primary_key=True),
+    Column("sha256", SHA, primary_key=True),
+    Column("size", BigInteger, nullable=False),
+    Column("created_at", Double, nullable=False),
+    comment="who has sent the bytes of a blob, and so may name it",
 )
 
 outbox = Table(
@@ -323,9 +392,19 @@ outbox = Table(
     Column("task_id", ID, nullable=False, default=""),
     Column("node_id", ID, nullable=False, default=""),
     Column("data", JSON, nullable=False),
+    Column("account_id", ID, nullable=False, default="", server_default=""),
+    Column("key_id", ID, nullable=False, default="", server_default=""),
     Index(None, "epoch", "xid", "id"),
     Index(None, "job_id", "id"),
     Index(None, "node_id", "id"),
+    # Most events are nobody's doing: the audit reads the others alone.
+    Index(
+        None,
+        "account_id",
+        "id",
+        sqlite_where=text("account_id != ''"),
+        postgresql_where=text("account_id != ''"),
+    ),
     comment="every state change, written in its own transaction",
     sqlite_autoincrement=True,
 )

@@ -53,6 +53,7 @@ class _Staged:
     digest: hashlib._Hash
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     writing: threading.Lock = field(default_factory=threading.Lock)
+    sender: str = ""
     owner: int = 0
     reopened: bool = False
 
@@ -85,8 +86,9 @@ class Uploads:
         self._now = now
         self._open: dict[str, _Staged] = {}
 
-    def begin(self, ref: BlobRef) -> Upload:
-        """Make room for the blob ``ref``, and drop uploads that were left alone for a day.
+    def begin(self, ref: BlobRef, sender: str = "") -> Upload:
+        """Make room for the blob ``ref``, and drop uploads that were left alone for a day. Only
+        whoever gives the same ``sender`` finds it again (:meth:`claim`).
 
         Raises:
             Integrity: it is larger than this store takes.
@@ -104,13 +106,13 @@ class Uploads:
         part = self._directory / f"{upload_id}.part"
         try:
             part.touch(exist_ok=False)
-            note = json.dumps({"sha256": ref.sha256, "size": ref.size})
+            note = json.dumps({"sha256": ref.sha256, "size": ref.size, "sender": sender})
             points.reach("upload.note.before")
             (self._directory / f"{upload_id}.json").write_text(note, encoding="utf-8")
             points.reach("upload.note.after")
         except OSError as problem:
             raise _disk(problem) from problem
-        self._open[upload_id] = _Staged(ref, part, 0, hashlib.sha256())
+        self._open[upload_id] = _Staged(ref, part, 0, hashlib.sha256(), sender=sender)
         return Upload(upload_id, 0)
 
     @property
@@ -118,13 +120,16 @@ class Uploads:
         """How many uploads this process has begun or taken up, and not finished or dropped."""
         return len(self._open)
 
-    def claim(self, upload_id: str) -> BlobRef:
-        """What the upload claims to be.
+    def claim(self, upload_id: str, sender: str | None = None) -> BlobRef:
+        """What the upload claims to be. ``sender``: it must be this one's; None asks for nobody's.
 
         Raises:
-            NotFound: no such upload.
+            NotFound: no such upload, or another's.
         """
-        return self._find(upload_id).ref
+        staged = self._find(upload_id)
+        if sender not in (None, staged.sender):
+            raise _unknown(upload_id)
+        return staged.ref
 
     def offset(self, upload_id: str) -> Upload:
         """Where to go on.
@@ -202,13 +207,8 @@ class Uploads:
 
     def _reopen(self, upload_id: str) -> _Staged:
         """An upload of an earlier process: its staged bytes are hashed again."""
-        unknown = NotFound(
-            "blob.unknown",
-            f"There is no upload {upload_id[:40]!r}.",
-            "It is complete, was dropped, or never began; begin again with the blob's hash.",
-        )
         if not _is_id(upload_id):
-            raise unknown
+            raise _unknown(upload_id)
         part = self._directory / f"{upload_id}.part"
         try:
             note = json.loads((self._directory / f"{upload_id}.json").read_text(encoding="utf-8"))
@@ -218,9 +218,10 @@ class Uploads:
                     digest.update(chunk)
                     offset += len(chunk)
         except (FileNotFoundError, ValueError) as problem:
-            raise unknown from problem
+            raise _unknown(upload_id) from problem
         ref = BlobRef(note["sha256"], note["size"])
-        return _Staged(ref, part, offset, digest, reopened=True)
+        sender = str(note.get("sender", ""))
+        return _Staged(ref, part, offset, digest, sender=sender, reopened=True)
 
     async def _add(
         self, upload_id: str, staged: _Staged, mine: int, position: int, data: bytes
@@ -291,6 +292,14 @@ def _write(upload_id: str, staged: _Staged, position: int, data: bytes) -> None:
 
 def _is_id(upload_id: str) -> bool:
     return upload_id.startswith("up_") and upload_id[3:].isalnum() and upload_id.isascii()
+
+
+def _unknown(upload_id: str) -> NotFound:
+    return NotFound(
+        "blob.unknown",
+        f"There is no upload {upload_id[:40]!r}.",
+        "It is complete, was dropped, or never began; begin again with the blob's hash.",
+    )
 
 
 def _offset_conflict(upload_id: str, offset: int, actual: int) -> Conflict:

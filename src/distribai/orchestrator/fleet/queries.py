@@ -36,11 +36,14 @@ async def list_nodes(grid: Grid) -> tuple[NodeRecord, ...]:
     return _records(sorted(rows, key=lambda r: LIVELINESS.index(r.liveness)), leased)
 
 
-async def page_nodes(grid: Grid, limit: int, cursor: str = "") -> Page[NodeRecord]:
-    """Nodes by id, page by page: an order that does not change while somebody turns the pages."""
+async def page_nodes(
+    grid: Grid, limit: int, cursor: str = "", account_id: str | None = None
+) -> Page[NodeRecord]:
+    """Nodes by id (of an account, or all), page by page: an order that does not change while
+    somebody turns the pages."""
     async with grid.db.read() as tx:
         after = cursor if cursor.isprintable() else ""
-        rows = await watching.nodes_page(tx, after, limit + 1)
+        rows = await watching.nodes_page(tx, after, limit + 1, account_id)
         leased = await watching.leased_to(tx, [r.id for r in rows])
     more = len(rows) > limit
     return Page(_records(rows[:limit], leased), rows[limit - 1].id if more else "")
@@ -67,13 +70,14 @@ def _records(rows: Sequence[AnyRow], leased: Sequence[AnyRow]) -> tuple[NodeReco
             ordered=r.ordered,
             standing_reason=r.standing_reason,
             machine=None if r.machine is None else from_plain(Machine, r.machine),
+            account_id=r.account_id,
         )
         for r in rows
     )
 
 
-async def summary(grid: Grid) -> GridSummary:
-    """The grid's health.
+async def summary(grid: Grid, organizations: frozenset[str] | None = None) -> GridSummary:
+    """The grid's health; with jobs counted of these organizations alone, where they are given.
 
     Raises:
         Unavailable: ``grid.database``.
@@ -84,6 +88,7 @@ async def summary(grid: Grid) -> GridSummary:
         counts = await work.count_tasks(tx, (TaskState.QUEUED, TaskState.LEASED))
         by_state = await jobs.count_by_state(tx)
         mode = await fleet.fact(tx, MODE) or TRUSTED
+        shown = by_state if organizations is None else await jobs.count_by_state(tx, organizations)
         now = tx.now
     online = sum(n.liveness == Liveness.ONLINE for n in nodes)
     problems = await _problems(grid, by_state, len(nodes), online)
@@ -99,7 +104,7 @@ async def summary(grid: Grid) -> GridSummary:
         nodes_degraded=sum(n.liveness == Liveness.DEGRADED for n in nodes),
         nodes_offline=sum(n.liveness == Liveness.OFFLINE for n in nodes),
         nodes_working=len({t.node_id for t in leased}),
-        jobs=by_state,
+        jobs=shown,
         tasks_queued=counts.get(TaskState.QUEUED, 0),
         tasks_leased=counts.get(TaskState.LEASED, 0),
     )

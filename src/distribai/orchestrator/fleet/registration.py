@@ -199,7 +199,7 @@ async def _admit(
 ) -> None:
     node = await fleet.lock_node(tx, node_id)
     if node is None:
-        invite = await fleet.valid_invite(tx, hash_secret(message.invite))
+        invite = await fleet.use_invite(tx, hash_secret(message.invite))
         if invite is None:
             raise NotAllowed(
                 "node.invite",
@@ -207,23 +207,28 @@ async def _admit(
                 "expired.",
                 "Ask the operator for a fresh join link.",
             )
-        await fleet.use_invite(tx, invite)
         await fleet.add_node(
             tx,
             id=node_id,
             public_key=key,
             name=_name(message.name),
             liveness=Liveness.ONLINE.value,
-            standing=await _first_standing(tx),
+            standing=await _first_standing(tx, invite),
             intent=intent.value,
             software=_name(message.software),
             devices=to_plain(devices),
             machine=to_plain(machine),
-            invite_id=invite,
+            invite_id=invite.id,
+            account_id=invite.account_id,
             joined_at=tx.now,
             last_heard_at=tx.now,
         )
-        await events.record(tx, "node.joined", node_id=node_id, data={"name": _name(message.name)})
+        await events.record(
+            tx,
+            "node.joined",
+            node_id=node_id,
+            data={"name": _name(message.name), "account": invite.account_id},
+        )
         return
     _check_standing(node)
     await fleet.change_node(
@@ -241,10 +246,12 @@ async def _admit(
         await events.record(tx, "node.online", node_id=node_id)
 
 
-async def _first_standing(tx: Tx) -> str:
-    """A stranger of an open grid begins on probation."""
-    mode = await fleet.fact(tx, MODE)
-    return (Standing.PROBATION if mode == OPEN else Standing.TRUSTED).value
+async def _first_standing(tx: Tx, invite: AnyRow) -> str:
+    """As the invite says; where it says nothing, a stranger of an open grid begins on probation."""
+    trusted = invite.trusted
+    if trusted is None:
+        trusted = await fleet.fact(tx, MODE) != OPEN
+    return (Standing.TRUSTED if trusted else Standing.PROBATION).value
 
 
 def _check_standing(node: AnyRow) -> None:

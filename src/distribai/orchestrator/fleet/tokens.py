@@ -1,4 +1,4 @@
-"""Who may speak: the operator's token, node session tokens, invites.
+"""Who may speak: keys of accounts, one-time logins, node session tokens, invites.
 
 Newer nodes' session tokens are signed and short-lived (``fleet.passes``). All others are random,
 128 bits or more, and stored as SHA-256 only: nothing in the database lets anybody in. (A fast hash
@@ -15,17 +15,28 @@ from pathlib import Path
 
 from distribai import durable
 from distribai.core.ids import RANDOM_BYTES, make_id
+from distribai.core.people import OPERATOR, Principal
 from distribai.core.states import Standing
 from distribai.errors import NotAllowed, Unauthenticated
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.fleet import passes
-from distribai.orchestrator.records import Principal
+from distribai.orchestrator.people import access
 from distribai.store.engine import AnyRow, Database
-from distribai.store.statements import fleet
+from distribai.store.statements import fleet, people
 
 OPERATOR_BYTES = 32
 SESSION_BYTES = 32
 INVITE_BYTES = 16
+
+KEY_PREFIX = "dak_"
+OPERATOR_PREFIX = "dop_"
+LOGIN_PREFIX = "dol_"
+
+SHOWN = 10
+"""Characters of a key that lists show: its kind, and enough to tell it from others."""
+
+LOGIN_S = 7 * 86400.0
+"""A one-time login lets in for so long, in seconds."""
 
 UNTOLD = "operator-token"
 """File in the state directory with a token that the operator has not been told yet."""
@@ -56,16 +67,22 @@ async def verify_token(grid: Grid, token: str) -> Principal:
     if passes.looks_like(token):
         return await _verify_pass(grid, token)
     hashed = hash_secret(token)
+    node = None
     async with grid.db.read() as tx:
-        if (found := await fleet.token(tx, hashed)) is not None:
-            return Principal(found.kind)
-        node = await fleet.node_of_token(tx, hashed)
+        holder = await access.holder_of(tx, hashed)
+        if holder is None:
+            node = await fleet.node_of_token(tx, hashed)
+    if holder is not None:
+        if holder.stale:
+            async with grid.db.write() as tx:
+                await people.key_used(tx, holder.principal.key_id)
+        return holder.principal
     if node is None:
         raise Unauthenticated(
             "auth.invalid",
             "The token is unknown, expired or revoked.",
-            "The operator's token was printed at the grid's first start; a node gets a new one "
-            "whenever it connects.",
+            "Log in again (`distribai login`), or ask the operator for a one-time login; a node "
+            "gets a new token whenever it connects.",
         )
     return _node(node)
 
@@ -91,22 +108,40 @@ def _node(node: AnyRow) -> Principal:
 
 
 async def ensure_operator_token(db: Database, state_dir: Path, entropy: Entropy) -> str:
-    """Make the operator's token at the first start, and return it until :func:`token_was_told`;
-    empty at every later start.
+    """Make the operator's account, the organization ``home`` and the operator's first key at the
+    first start, and return the key until :func:`token_was_told`; empty at every later start.
 
     Until then its text lies in a file, so that a process that dies before it has told anybody
     leaves no grid behind that nobody can operate.
     """
     path = state_dir / UNTOLD
     async with db.write() as tx:
-        if await fleet.has_token(tx, "operator"):
+        await access.ensure_home(tx)
+        if await people.has_key(tx, OPERATOR):
             token = path.read_text(encoding="ascii").strip() if path.exists() else ""
-            known = token and await fleet.token(tx, hash_secret(token)) is not None
+            known = token and await people.valid_key(tx, hash_secret(token)) is not None
             return token if known else ""
-        token = new_secret("dop_", entropy, OPERATOR_BYTES)
+        token = new_secret(OPERATOR_PREFIX, entropy, OPERATOR_BYTES)
         durable.write(path, f"{token}\n".encode(), point="start.token", mode=0o600)
-        await fleet.add_token(tx, hash_secret(token), "operator")
+        await people.add_key(
+            tx,
+            id=make_id("key", entropy(RANDOM_BYTES)),
+            account_id=OPERATOR,
+            name="this machine, at the first start",
+            prefix=token[:SHOWN],
+            secret_hash=hash_secret(token),
+            scopes=list(access.SCOPES),
+        )
     return token
+
+
+async def new_operator_login(db: Database, entropy: Entropy) -> str:
+    """A one-time login of the first operator, for another machine; earlier ones let nobody in any
+    more."""
+    login = new_secret(LOGIN_PREFIX, entropy, OPERATOR_BYTES)
+    async with db.write() as tx:
+        await people.add_login(tx, hash_secret(login), OPERATOR, tx.now + LOGIN_S)
+    return login
 
 
 def token_was_told(state_dir: Path) -> None:
@@ -121,6 +156,7 @@ async def ensure_invite(db: Database, state_dir: Path, entropy: Entropy) -> str:
         invite = path.read_text(encoding="ascii").strip() if path.exists() else ""
         if invite and await fleet.valid_invite(tx, hash_secret(invite)) is not None:
             return invite
+        await access.ensure_home(tx)
         invite = new_secret("", entropy, INVITE_BYTES)
         durable.write(path, f"{invite}\n".encode(), point="start.invite", mode=0o600)
         invite_id = make_id("inv", entropy(RANDOM_BYTES))

@@ -28,9 +28,10 @@ MIN_PREFIX = 4
 """Characters of an id that may stand for all of it, ``node_`` not counted."""
 
 
-async def resolve_node(grid: Grid, ref: str) -> str:
+async def resolve_node(grid: Grid, ref: str, account_id: str | None = None) -> str:
     """The id that ``ref`` means: a full id, a unique name, or a unique beginning of an id, with or
-    without ``node_``; a full id goes before a name, a name before a beginning.
+    without ``node_``; a full id goes before a name, a name before a beginning. Among the nodes of
+    an account, or all: a node of others is as unknown as one that never was.
 
     Raises:
         NotFound: ``node.unknown``.
@@ -40,12 +41,13 @@ async def resolve_node(grid: Grid, ref: str) -> str:
     async with grid.db.read() as tx:
         # No id or name has other characters, and PostgreSQL takes no zero.
         if ref.isprintable() and ref:
-            if (exact := await watching.node(tx, ref)) is not None:
+            exact = await watching.node(tx, ref)
+            if exact is not None and account_id in (None, exact.account_id):
                 return str(exact.id)
-            found = await watching.nodes_named(tx, ref)
+            found = _own(await watching.nodes_named(tx, ref), account_id)
             short = ref.removeprefix("node_")
             if not found and len(short) >= MIN_PREFIX:
-                found = await watching.nodes_beginning(tx, f"node_{short}")
+                found = _own(await watching.nodes_beginning(tx, f"node_{short}"), account_id)
     if not found:
         raise NotFound(
             "node.unknown",
@@ -61,6 +63,10 @@ async def resolve_node(grid: Grid, ref: str) -> str:
             "Give more of the id.",
         )
     return str(found[0].id)
+
+
+def _own(rows: Sequence[AnyRow], account_id: str | None) -> Sequence[AnyRow]:
+    return [r for r in rows if account_id in (None, r.account_id)]
 
 
 async def node_events(

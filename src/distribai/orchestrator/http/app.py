@@ -9,12 +9,15 @@ from fastapi import Depends, FastAPI
 from distribai import __version__
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.http import (
+    audit,
     blobs,
     events,
     fleet,
     health,
     jobs,
+    keys,
     metrics,
+    people,
     problems,
     webhooks,
     weights,
@@ -22,7 +25,7 @@ from distribai.orchestrator.http import (
 )
 from distribai.orchestrator.http.description import Described
 from distribai.orchestrator.http.middleware import PREFIX, Doorman, Envelope
-from distribai.orchestrator.http.security import authorize, open_to_everyone
+from distribai.orchestrator.http.security import Access, allow, authorize
 
 
 def create_app(grid: Grid) -> FastAPI:
@@ -59,11 +62,14 @@ def create_app(grid: Grid) -> FastAPI:
         why.node_router,
         events.router,
         webhooks.router,
+        people.router,
+        keys.router,
+        audit.router,
     ):
         app.include_router(router, prefix=PREFIX)
 
     @app.get(f"{PREFIX}/openapi.json", tags=["health"], summary="This description")
-    @open_to_everyone
+    @allow(Access.PUBLIC)
     async def openapi() -> dict[str, Any]:
         return app.openapi()
 

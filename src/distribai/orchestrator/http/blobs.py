@@ -1,5 +1,9 @@
 """Blobs by hash: begin, go on, ask, fetch. The only routes that nodes may use.
 
+A node may fetch whatever it knows the hash of, which its tasks tell it. An account must send bytes
+itself before it may name them, also bytes that are here already; and it may fetch what it has sent,
+and what its organizations' jobs have made. All else is as unknown to it as what never was.
+
 An upload: ``POST /blobs`` with hash and size (done when the blob is there already), then ``PATCH``
 the bytes at the offset so far, in as many requests as it takes; ``HEAD`` tells the offset after a
 broken connection. Bytes between nodes and this process are counted to the job that the header
@@ -16,18 +20,19 @@ from fastapi import APIRouter, Header, Response
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import ClientDisconnect, Request
 
+from distribai.core.people import Principal, Scope
 from distribai.core.spec import BlobRef
 from distribai.errors import DistribAIError, NotFound
 from distribai.orchestrator import traffic
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.http import problems
-from distribai.orchestrator.http.parameters import IdempotencyKey, owner_of
+from distribai.orchestrator.http.parameters import IdempotencyKey
 from distribai.orchestrator.http.ranges import RANGES, blob_response
-from distribai.orchestrator.http.security import Caller, GridOf, open_to_nodes
+from distribai.orchestrator.http.security import Access, Caller, GridOf, allow
 from distribai.orchestrator.idempotency import Key, key_for, made_before, stand_for
-from distribai.orchestrator.records import Principal
+from distribai.orchestrator.people import admission, sight
 from distribai.orchestrator.retention import is_settled
-from distribai.store.blobs import check_blob
+from distribai.store.blobs import check_blob, no_blob
 from distribai.store.uploads import Upload
 
 DRAIN = 16 << 20
@@ -63,7 +68,7 @@ class UploadState(BaseModel):
 
 
 @router.post("", summary="Begin an upload", responses={201: {"model": UploadState}})
-@open_to_nodes
+@allow(Access.SENDERS, Scope.SUBMIT)
 async def begin_upload(
     body: BeginUpload,
     grid: GridOf,
@@ -76,28 +81,30 @@ async def begin_upload(
     One that is there, but torn, is sent again, and so is one that would be cleaned away before it
     is used."""
     ref = BlobRef(body.sha256, body.size)
-    with suppress(NotFound):
-        stored = await grid.blobs.stat(ref.sha256)
-        if stored.ref == ref and await is_settled(grid, stored):
-            return UploadState(complete=True)
-        if stored.ref != ref and await grid.blobs.is_whole(stored.ref):
-            check_blob(stored.ref, ref, f"blob {ref.sha256[:12]}")
-    key = key_for(owner_of(caller), "uploads", idempotency_key, body.model_dump())
-    upload = await _begin(grid, ref, key)
+    if await sight.may_name(grid, caller, ref):
+        with suppress(NotFound):
+            stored = await grid.blobs.stat(ref.sha256)
+            if stored.ref == ref and await is_settled(grid, stored):
+                return UploadState(complete=True)
+            if stored.ref != ref and await grid.blobs.is_whole(stored.ref):
+                check_blob(stored.ref, ref, f"blob {ref.sha256[:12]}")
+    await admission.check_upload(grid, caller, ref)
+    key = key_for(caller.owner, "uploads", idempotency_key, body.model_dump())
+    upload = await _begin(grid, ref, key, sight.sender(caller))
     response.status_code = 201
     response.headers["Location"] = f"/api/v1/blobs/uploads/{upload.id}"
     response.headers["Upload-Offset"] = str(upload.offset)
     return UploadState(complete=False, upload_id=upload.id, offset=upload.offset)
 
 
-async def _begin(grid: Grid, ref: BlobRef, key: Key | None) -> Upload:
+async def _begin(grid: Grid, ref: BlobRef, key: Key | None, sender: str) -> Upload:
     """A new upload, or the one that the key began before, if it is still under way.
 
     Raises:
         Conflict: ``http.idempotency``.
     """
     if key is None:
-        return grid.blobs.uploads.begin(ref)
+        return grid.blobs.uploads.begin(ref, sender)
     async with grid.db.read() as tx:
         before = await made_before(tx, key)
     if before is not None:
@@ -105,21 +112,21 @@ async def _begin(grid: Grid, ref: BlobRef, key: Key | None) -> Upload:
             return grid.blobs.uploads.offset(before)
         except NotFound:
             pass  # it was dropped, or another replica has it: from the beginning
-    upload = grid.blobs.uploads.begin(ref)
+    upload = grid.blobs.uploads.begin(ref, sender)
     async with grid.db.write() as tx:
         if await stand_for(tx, key, upload.id, before):
             return upload
     # The same request came twice at once, and the other one was first.
     grid.blobs.uploads.drop(upload.id)
-    return await _begin(grid, ref, key)
+    return await _begin(grid, ref, key, sender)
 
 
 @router.head("/uploads/{upload_id}", summary="Where an upload stands")
-@open_to_nodes
+@allow(Access.SENDERS, Scope.SUBMIT)
 async def upload_offset(upload_id: str, grid: GridOf, caller: Caller) -> Response:
     """``Upload-Offset`` is where to go on, ``Upload-Length`` the declared size."""
+    claim = grid.blobs.uploads.claim(upload_id, sight.sender(caller))
     upload = grid.blobs.uploads.offset(upload_id)
-    claim = grid.blobs.uploads.claim(upload_id)
     return Response(
         headers={
             "Upload-Offset": str(upload.offset),
@@ -143,7 +150,7 @@ async def upload_offset(upload_id: str, grid: GridOf, caller: Caller) -> Respons
         }
     },
 )
-@open_to_nodes
+@allow(Access.SENDERS, Scope.SUBMIT)
 async def append_upload(
     upload_id: str,
     request: Request,
@@ -154,7 +161,7 @@ async def append_upload(
 ) -> Response:
     """The raw bytes from ``Upload-Offset`` on. 204: more is to come; 201: promoted."""
     received = 0
-    sha256 = grid.blobs.uploads.claim(upload_id).sha256
+    ref = grid.blobs.uploads.claim(upload_id, sight.sender(caller))
 
     async def counted() -> AsyncIterator[bytes]:
         nonlocal received
@@ -172,8 +179,9 @@ async def append_upload(
         await _drain(body)
         return problems.answer(request, error)
     finally:
-        _count(grid, caller, job, sha256, up=received)
+        _count(grid, caller, job, ref.sha256, up=received)
     if upload.complete:
+        await sight.has_sent(grid, caller, ref)
         return Response(status_code=201, headers={"Upload-Offset": str(upload.offset)})
     return Response(status_code=204, headers={"Upload-Offset": str(upload.offset)})
 
@@ -184,12 +192,12 @@ async def append_upload(
     response_class=Response,
     responses=RANGES,
 )
-@open_to_nodes
+@allow(Access.READERS)
 async def fetch_blob(
     sha256: str, request: Request, grid: GridOf, caller: Caller, job: JobHeader = ""
 ) -> Response:
     """The bytes, or one ``Range`` of them. Hash them again: the name is the promise."""
-    ref = BlobRef(sha256, await grid.blobs.size(sha256))
+    ref = await _readable(grid, caller, sha256)
     return await blob_response(
         request, grid.blobs, ref, sent=lambda n: _count(grid, caller, job, sha256, down=n)
     )
@@ -198,11 +206,22 @@ async def fetch_blob(
 @router.head(
     "/{sha256}", summary="Whether a blob is there", response_class=Response, responses=RANGES
 )
-@open_to_nodes
+@allow(Access.READERS)
 async def probe_blob(sha256: str, request: Request, grid: GridOf, caller: Caller) -> Response:
     """Its size and entity tag."""
-    ref = BlobRef(sha256, await grid.blobs.size(sha256))
+    ref = await _readable(grid, caller, sha256)
     return await blob_response(request, grid.blobs, ref)
+
+
+async def _readable(grid: Grid, caller: Principal, sha256: str) -> BlobRef:
+    """A blob that is here and that the caller may read.
+
+    Raises:
+        NotFound: ``blob.unknown``.
+    """
+    if not await sight.may_read(grid, caller, sha256):
+        raise no_blob(sha256)
+    return BlobRef(sha256, await grid.blobs.size(sha256))
 
 
 async def _drain(body: AsyncIterator[bytes]) -> None:

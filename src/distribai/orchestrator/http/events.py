@@ -28,7 +28,7 @@ from distribai.orchestrator.context import Grid
 from distribai.orchestrator.feed import Events, Wanted
 from distribai.orchestrator.fleet import why as fleet
 from distribai.orchestrator.http.parameters import After, Kinds, Limit, Wait
-from distribai.orchestrator.http.security import GridOf
+from distribai.orchestrator.http.security import Access, GridOf, SeenJob, SeenNode, allow
 from distribai.orchestrator.jobs import queries
 from distribai.orchestrator.records import EventRecord
 
@@ -76,6 +76,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 @router.get(
     "/events", summary="Follow the grid's events", response_model=answers.Feed, responses=RESPONSES
 )
+@allow(Access.OPERATORS)
 async def events(
     request: Request,
     grid: GridOf,
@@ -101,8 +102,9 @@ async def events(
     responses=RESPONSES,
     tags=["jobs"],
 )
+@allow(Access.VIEWERS)
 async def job_events(
-    ref: str,
+    job_id: SeenJob,
     request: Request,
     grid: GridOf,
     kind: Kinds = [],  # noqa: B006
@@ -112,7 +114,7 @@ async def job_events(
     last_event_id: LastEventId = "",
 ) -> Any:
     """Its own changes and those of its rounds and tasks, in the order of commit."""
-    wanted = Wanted.of(kind, job_id=await queries.resolve_job(grid, ref))
+    wanted = Wanted.of(kind, job_id=job_id)
     return await answer(request, grid, wanted, last_event_id or after, limit, wait)
 
 
@@ -123,8 +125,9 @@ async def job_events(
     responses=RESPONSES,
     tags=["nodes"],
 )
+@allow(Access.ACCOUNTS)
 async def node_events(
-    ref: str,
+    node_id: SeenNode,
     request: Request,
     grid: GridOf,
     kind: Kinds = [],  # noqa: B006
@@ -134,7 +137,7 @@ async def node_events(
     last_event_id: LastEventId = "",
 ) -> Any:
     """Its own changes and those of tasks while it held them, in the order of commit."""
-    wanted = Wanted.of(kind, node_id=await fleet.resolve_node(grid, ref))
+    wanted = Wanted.of(kind, node_id=node_id)
     return await answer(request, grid, wanted, last_event_id or after, limit, wait)
 
 

@@ -11,21 +11,21 @@ from distribai.core.plain import to_plain
 from distribai.errors import NotFound
 from distribai.orchestrator.fleet import queries
 from distribai.orchestrator.http import problems
-from distribai.orchestrator.http.security import GridOf, open_to_everyone
+from distribai.orchestrator.http.security import Access, Caller, GridOf, allow
 
 probes = APIRouter(tags=["health"])
 router = APIRouter(tags=["health"])
 
 
 @probes.get("/healthz", summary="Is the process alive?")
-@open_to_everyone
+@allow(Access.PUBLIC)
 async def healthz() -> dict[str, str]:
     """200 as long as the process answers at all."""
     return {"status": "ok"}
 
 
 @probes.get("/readyz", summary="Can it serve?", responses={503: {"description": "Not now."}})
-@open_to_everyone
+@allow(Access.PUBLIC)
 async def readyz(grid: GridOf, response: Response) -> dict[str, str]:
     """200 when the database answers and nothing is wrong, else 503. No details: it is public."""
     if (await queries.summary(grid)).ok:
@@ -46,7 +46,7 @@ async def readyz(grid: GridOf, response: Response) -> dict[str, str]:
         },
     },
 )
-@open_to_everyone
+@allow(Access.PUBLIC)
 async def certificate_authority(grid: GridOf) -> Response:
     """In PEM. Whoever fetches it compares its SHA-256 with the one that the join link promises; 404
     where the grid has no TLS, or a certificate that the system's authorities vouch for."""
@@ -56,6 +56,8 @@ async def certificate_authority(grid: GridOf) -> Response:
 
 
 @router.get("/health", summary="The grid's health", response_model=answers.GridSummary)
-async def health(grid: GridOf) -> Any:
-    """Nodes, jobs and tasks in numbers, and what is wrong, in sentences."""
-    return to_plain(await queries.summary(grid))
+@allow(Access.ACCOUNTS)
+async def health(grid: GridOf, caller: Caller) -> Any:
+    """Nodes, jobs and tasks in numbers, and what is wrong, in sentences; jobs are those that the
+    caller may look at."""
+    return to_plain(await queries.summary(grid, caller.sees()))

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 
 from distribai.api import answers
+from distribai.core.people import Scope
 from distribai.core.plain import from_plain, to_plain
 from distribai.core.plan import parameter_count, validate_spec
 from distribai.core.plan import plan as plan_of
@@ -26,11 +27,11 @@ from distribai.orchestrator.http.parameters import (
     IdempotencyKey,
     Limit,
     Wait,
-    owner_of,
 )
-from distribai.orchestrator.http.security import Caller, GridOf
+from distribai.orchestrator.http.security import Access, Caller, GridOf, OwnJob, SeenJob, allow
 from distribai.orchestrator.jobs import commands, queries
 from distribai.orchestrator.jobs import retry as retrying
+from distribai.orchestrator.people import admission
 
 R = TypeVar("R")
 
@@ -46,6 +47,13 @@ class SpecBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     spec: dict[str, Any]
+
+
+class SubmitBody(SpecBody):
+    """A job's spec, and for which organization it is: its id or name; empty takes the only one that
+    the caller may submit to, or ``home`` for operators."""
+
+    organization: Annotated[str, Field(max_length=64)] = ""
 
 
 class WhyBody(BaseModel):
@@ -91,6 +99,7 @@ def read_spec(document: dict[str, Any]) -> JobSpec:
 
 
 @router.post("/plan", summary="What a job would take (creates nothing)")
+@allow(Access.MEMBERS)
 async def plan(
     body: SpecBody,
     grid: GridOf,
@@ -108,71 +117,89 @@ async def plan(
 
 
 @router.post("", summary="Submit a job", status_code=201)
+@allow(Access.MEMBERS, Scope.SUBMIT)
 async def create(
-    body: SpecBody,
+    body: SubmitBody,
     grid: GridOf,
     caller: Caller,
     response: Response,
     idempotency_key: IdempotencyKey = None,
 ) -> answers.JobId:
-    """Makes a job that waits for the operator's word. Its blobs must be there already."""
+    """Makes a job that waits for the operator's word, unless its organization's policy accepts it
+    at once. The caller must have uploaded its blobs already."""
+    spec = read_spec(body.spec)
+    organization = await admission.organization_for(grid, caller, body.organization)
     job_id = await commands.create_job(
-        grid, read_spec(body.spec), idempotency_key, owner_of(caller)
+        grid, spec, idempotency_key, caller.title, organization_id=organization, caller=caller
     )
     response.headers["Location"] = f"/api/v1/jobs/{job_id}"
     return await _state(grid, job_id)
 
 
 @router.get("", summary="List jobs, newest first", response_model=answers.Page[answers.JobSummary])
+@allow(Access.VIEWERS)
 async def list_jobs(
-    grid: GridOf, state: JobState | None = None, limit: Limit = 50, cursor: Cursor = ""
+    grid: GridOf,
+    caller: Caller,
+    state: JobState | None = None,
+    limit: Limit = 50,
+    cursor: Cursor = "",
 ) -> Any:
-    """All jobs, or those in one state."""
-    return to_plain(await queries.list_jobs(grid, state, limit, cursor))
+    """All jobs that the caller may look at, or those in one state."""
+    return to_plain(await queries.list_jobs(grid, state, limit, cursor, caller.sees()))
 
 
 @router.get("/{ref}", summary="Show a job", response_model=answers.JobRecord)
-async def show(ref: str, grid: GridOf) -> Any:
+@allow(Access.VIEWERS)
+async def show(job_id: SeenJob, grid: GridOf) -> Any:
     """Everything about one job."""
-    return to_plain(await queries.show_job(grid, await queries.resolve_job(grid, ref)))
+    return to_plain(await queries.show_job(grid, job_id))
 
 
 @router.post("/{ref}/accept", summary="Accept a submitted job")
-async def accept(ref: str, grid: GridOf, caller: Caller) -> answers.JobId:
+@allow(Access.OPERATORS, Scope.OPERATE)
+async def accept(job_id: SeenJob, grid: GridOf, caller: Caller) -> answers.JobId:
     """It runs as soon as there are enough nodes."""
-    return await _change(grid, ref, lambda j: commands.accept_job(grid, j, caller.kind))
+    return await _change(grid, job_id, lambda j: commands.accept_job(grid, j, caller.title))
 
 
 @router.post("/{ref}/decline", summary="Decline a submitted job")
-async def decline(ref: str, body: ReasonBody, grid: GridOf, caller: Caller) -> answers.JobId:
+@allow(Access.OPERATORS, Scope.OPERATE)
+async def decline(job_id: SeenJob, body: ReasonBody, grid: GridOf, caller: Caller) -> answers.JobId:
     """It ends, with a reason for whoever asked."""
-    return await _change(grid, ref, lambda j: commands.decline_job(grid, j, body.why, caller.kind))
+    return await _change(
+        grid, job_id, lambda j: commands.decline_job(grid, j, body.why, caller.title)
+    )
 
 
 @router.post("/{ref}/cancel", summary="Cancel an open job")
+@allow(Access.MEMBERS, Scope.SUBMIT)
 async def cancel(
-    ref: str, grid: GridOf, caller: Caller, body: WhyBody | None = None
+    job_id: OwnJob, grid: GridOf, caller: Caller, body: WhyBody | None = None
 ) -> answers.JobId:
     """It ends, and its tasks with it; the versions made so far stay."""
     why = body.why if body else ""
-    return await _change(grid, ref, lambda j: commands.cancel_job(grid, j, why, caller.kind))
+    return await _change(grid, job_id, lambda j: commands.cancel_job(grid, j, why, caller.title))
 
 
 @router.post("/{ref}/pause", summary="Pause a running job")
-async def pause(ref: str, grid: GridOf, caller: Caller) -> answers.JobId:
+@allow(Access.MEMBERS, Scope.SUBMIT)
+async def pause(job_id: OwnJob, grid: GridOf, caller: Caller) -> answers.JobId:
     """Nothing new is leased until it is resumed."""
-    return await _change(grid, ref, lambda j: commands.pause_job(grid, j, caller.kind))
+    return await _change(grid, job_id, lambda j: commands.pause_job(grid, j, caller.title))
 
 
 @router.post("/{ref}/resume", summary="Resume a paused job")
-async def resume(ref: str, grid: GridOf, caller: Caller) -> answers.JobId:
+@allow(Access.MEMBERS, Scope.SUBMIT)
+async def resume(job_id: OwnJob, grid: GridOf, caller: Caller) -> answers.JobId:
     """It goes on where it stood."""
-    return await _change(grid, ref, lambda j: commands.resume_job(grid, j, caller.kind))
+    return await _change(grid, job_id, lambda j: commands.resume_job(grid, j, caller.title))
 
 
 @router.post("/{ref}/retry", summary="Try again what failed or was cancelled", status_code=201)
+@allow(Access.MEMBERS, Scope.SUBMIT)
 async def retry(
-    ref: str,
+    job_id: OwnJob,
     grid: GridOf,
     caller: Caller,
     response: Response,
@@ -180,34 +207,34 @@ async def retry(
 ) -> answers.JobId:
     """Makes a new job, of the same organization, that does the steps that are left from the last
     version; it waits for the operator's word like any other."""
-    job_id = await queries.resolve_job(grid, ref)
-    made = await retrying.retry_job(grid, job_id, idempotency_key, owner_of(caller))
+    made = await retrying.retry_job(grid, job_id, idempotency_key, caller.title, caller)
     response.headers["Location"] = f"/api/v1/jobs/{made}"
     return await _state(grid, made)
 
 
 @router.post("/{ref}/weight", summary="Let a job weigh more or less")
-async def weight(ref: str, body: WeightBody, grid: GridOf, caller: Caller) -> answers.JobId:
+@allow(Access.OPERATORS, Scope.OPERATE)
+async def weight(job_id: SeenJob, body: WeightBody, grid: GridOf, caller: Caller) -> answers.JobId:
     """Within its tier and organization the heavier job goes first, and its organization's share
     grows with it."""
     return await _change(
-        grid, ref, lambda j: commands.set_weight(grid, j, body.weight, caller.kind)
+        grid, job_id, lambda j: commands.set_weight(grid, j, body.weight, caller.title)
     )
 
 
 @router.get(
     "/{ref}/rounds", summary="List rounds", response_model=answers.Page[answers.RoundRecord]
 )
-async def rounds(ref: str, grid: GridOf, limit: Limit = 1000, cursor: Cursor = "") -> Any:
+@allow(Access.VIEWERS)
+async def rounds(job_id: SeenJob, grid: GridOf, limit: Limit = 1000, cursor: Cursor = "") -> Any:
     """Rounds, oldest first."""
-    job_id = await queries.resolve_job(grid, ref)
     return to_plain(await queries.page_rounds(grid, job_id, limit, cursor))
 
 
 @router.get("/{ref}/tasks", summary="List tasks", response_model=answers.Page[answers.TaskRecord])
-async def tasks(ref: str, grid: GridOf, limit: Limit = 200, cursor: Cursor = "") -> Any:
+@allow(Access.VIEWERS)
+async def tasks(job_id: SeenJob, grid: GridOf, limit: Limit = 200, cursor: Cursor = "") -> Any:
     """Tasks, oldest first."""
-    job_id = await queries.resolve_job(grid, ref)
     return to_plain(await queries.list_tasks(grid, job_id, limit, cursor))
 
 
@@ -216,17 +243,18 @@ async def tasks(ref: str, grid: GridOf, limit: Limit = 200, cursor: Cursor = "")
     summary="List versions of the weights",
     response_model=answers.Page[answers.VersionRecord],
 )
-async def versions(ref: str, grid: GridOf, limit: Limit = 1000, cursor: Cursor = "") -> Any:
+@allow(Access.VIEWERS)
+async def versions(job_id: SeenJob, grid: GridOf, limit: Limit = 1000, cursor: Cursor = "") -> Any:
     """Versions, from 0."""
-    job_id = await queries.resolve_job(grid, ref)
     return to_plain(await queries.page_versions(grid, job_id, limit, cursor))
 
 
 @router.get(
     "/{ref}/logs", summary="Follow log lines", response_model=answers.Listing[answers.LogRecord]
 )
+@allow(Access.VIEWERS)
 async def logs(
-    ref: str,
+    job_id: SeenJob,
     request: Request,
     grid: GridOf,
     after: After = "",
@@ -234,7 +262,6 @@ async def logs(
     wait: Wait = 0.0,
 ) -> Any:
     """Log lines, oldest first; with ``wait`` the answer is held until there is one."""
-    job_id = await queries.resolve_job(grid, ref)
     found = await poll(request, grid, wait, lambda: queries.list_logs(grid, job_id, after, limit))
     return {"items": to_plain(found)}
 
@@ -243,8 +270,9 @@ async def _state(grid: Grid, job_id: str) -> answers.JobId:
     return answers.JobId(id=job_id, state=(await queries.show_job(grid, job_id)).state)
 
 
-async def _change(grid: Grid, ref: str, command: Callable[[str], Awaitable[None]]) -> answers.JobId:
-    job_id = await queries.resolve_job(grid, ref)
+async def _change(
+    grid: Grid, job_id: str, command: Callable[[str], Awaitable[None]]
+) -> answers.JobId:
     await command(job_id)
     return await _state(grid, job_id)
 

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from distribai.errors import TooMany
+from distribai.orchestrator import events
 from distribai.orchestrator.http import problems
 from distribai.orchestrator.limits import Limits
 
@@ -75,7 +76,8 @@ class Envelope:
 
         limited = receive if scope["path"].startswith(UPLOADS) else _limit(receive)
         try:
-            await self._app(scope, limited, send_with_id)
+            with events.request():
+                await self._app(scope, limited, send_with_id)
         except Exception:
             status = status or 500  # answered further out
             raise

@@ -7,7 +7,6 @@ from typing import Annotated
 from fastapi import Header, Query
 
 from distribai.core.webhooks import MAX_KINDS
-from distribai.orchestrator.records import Principal
 
 MAX_WAIT_S = 60.0
 """The longest that a request for events or log lines is held."""
@@ -37,8 +36,3 @@ IdempotencyKey = Annotated[
         "another request it is refused (409, `http.idempotency`).",
     ),
 ]
-
-
-def owner_of(caller: Principal) -> str:
-    """Whose idempotency keys these are: those of different callers do not meet."""
-    return caller.node_id or caller.kind

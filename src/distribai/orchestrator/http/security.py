@@ -1,23 +1,29 @@
-"""Who may call what. Every route is the operator's alone unless its endpoint says otherwise.
+"""Who may call what. Every route is the operators' alone unless its endpoint says otherwise.
 
-:func:`authorize` is a dependency of the whole application, so a route that forgets about access is
-closed, not open. ``tests/http/test_access.py`` lists every route against every role.
+Two questions are asked of every request. *May this caller use this route at all?* — that is
+:data:`MATRIX`, by role and by the key's scopes; a route that forgets about access is closed, not
+open. ``tests/http/test_access.py`` holds every route against every role. *May it use it on this
+object?* — an object of others is answered like one that never was (:data:`SeenJob`,
+:data:`SeenNode`); one that the caller may look at but not change is refused (:data:`OwnJob`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Annotated, Any, TypeVar
 
-from fastapi import Depends
+from fastapi import Depends, Path
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.requests import Request
 
+from distribai.core.people import Principal, Role, Scope
 from distribai.errors import NotAllowed, Unauthenticated
+from distribai.orchestrator import events
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.fleet import tokens
-from distribai.orchestrator.records import Principal
+from distribai.orchestrator.fleet import why as nodes
+from distribai.orchestrator.jobs import queries as jobs
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -25,34 +31,47 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Access(StrEnum):
     """Who may call a route."""
 
-    OPERATOR = "operator"
-    NODES = "nodes"
+    OPERATORS = "operators"
+    MEMBERS = "members"
+    VIEWERS = "viewers"
+    ACCOUNTS = "accounts"
+    SENDERS = "senders"
+    READERS = "readers"
     METRICS = "metrics"
     PUBLIC = "public"
 
 
-def open_to_nodes(endpoint: F) -> F:
-    """Let nodes call ``endpoint``, beside the operator."""
-    endpoint.__access__ = Access.NODES  # type: ignore[attr-defined]
-    return endpoint
+NODE = "node"
+ACCOUNT = "account"
+"""What every account is, whatever its roles, also one that is in no organization."""
+
+MATRIX: Mapping[Access, frozenset[str]] = {
+    Access.OPERATORS: frozenset({Role.OPERATOR}),
+    Access.METRICS: frozenset({Role.OPERATOR}),
+    Access.MEMBERS: frozenset({Role.OPERATOR, Role.MEMBER}),
+    Access.VIEWERS: frozenset({Role.OPERATOR, Role.MEMBER, Role.VIEWER}),
+    Access.ACCOUNTS: frozenset({ACCOUNT}),
+    Access.SENDERS: frozenset({Role.OPERATOR, Role.MEMBER, NODE}),
+    Access.READERS: frozenset({Role.OPERATOR, Role.MEMBER, Role.VIEWER, NODE}),
+}
+"""The roles that may call a route, any one of which suffices; public ones ask for nobody's."""
 
 
-def open_to_everyone(endpoint: F) -> F:
-    """Let anybody call ``endpoint``, without credentials."""
-    endpoint.__access__ = Access.PUBLIC  # type: ignore[attr-defined]
-    return endpoint
+def allow(access: Access, scope: Scope = Scope.READ) -> Callable[[F], F]:
+    """Let ``access`` call an endpoint, with keys that have ``scope``."""
+
+    def mark(endpoint: F) -> F:
+        endpoint.__access__ = access  # type: ignore[attr-defined]
+        endpoint.__scope__ = scope  # type: ignore[attr-defined]
+        return endpoint
+
+    return mark
 
 
-def open_metrics(endpoint: F) -> F:
-    """Let anybody call ``endpoint``, if the setting ``orchestrator.open_metrics`` says so; else the
-    operator alone."""
-    endpoint.__access__ = Access.METRICS  # type: ignore[attr-defined]
-    return endpoint
-
-
-def access_of(endpoint: object) -> Access:
-    """Who may call ``endpoint``."""
-    return Access(getattr(endpoint, "__access__", Access.OPERATOR))
+def access_of(endpoint: object) -> tuple[Access, Scope]:
+    """Who may call ``endpoint``, and the scope that a key needs for it."""
+    access = Access(getattr(endpoint, "__access__", Access.OPERATORS))
+    return access, Scope(getattr(endpoint, "__scope__", Scope.OPERATE))
 
 
 def the_grid(request: Request) -> Grid:
@@ -66,7 +85,7 @@ GridOf = Annotated[Grid, Depends(the_grid)]
 _bearer = HTTPBearer(
     auto_error=False,
     scheme_name="token",
-    description="The operator's token, or a node's session token (blobs only).",
+    description="A key of an account, or a node's session token (blobs only).",
 )
 
 
@@ -79,32 +98,46 @@ async def authorize(
 
     Raises:
         Unauthenticated: no bearer token, or one that nobody issued.
-        NotAllowed: a node outside the blobs.
+        NotAllowed: ``auth.forbidden``: none of the caller's roles, or none of its key's scopes.
         TooMany: the key or its owner asks too often.
     """
-    access = access_of(request.scope.get("endpoint"))
+    access, scope = access_of(request.scope.get("endpoint"))
     if access is Access.PUBLIC or (access is Access.METRICS and grid.settings.open_metrics):
         return None
     if credentials is None:
         raise Unauthenticated(
             "auth.missing",
             "The request carries no bearer token.",
-            "Send `Authorization: Bearer TOKEN`; `orchestrator start` prints the operator's token "
-            "once. The command line takes it from DISTRIBAI_TOKEN.",
+            "Send `Authorization: Bearer KEY`. The command line takes the key from "
+            "DISTRIBAI_TOKEN, or from what `distribai login` or `orchestrator start` left.",
         )
     principal = await tokens.verify_token(grid, credentials.credentials)
-    grid.limits.admit(credentials.credentials, _owner(principal))
-    if principal.kind != "operator" and access in (Access.OPERATOR, Access.METRICS):
-        raise NotAllowed(
-            "auth.forbidden",
-            f"A {principal.kind}'s token may not call {request.method} {request.url.path}.",
-            "Use the operator's token.",
-        )
+    grid.limits.admit(credentials.credentials, principal.owner)
+    _check(principal, access, scope, f"{request.method} {request.url.path}")
+    events.act_as(principal)
     return principal
 
 
-def _owner(principal: Principal) -> str:
-    return principal.node_id or principal.kind
+def _check(principal: Principal, access: Access, scope: Scope, what: str) -> None:
+    if principal.kind == "node":
+        if NODE not in MATRIX[access]:
+            raise NotAllowed(
+                "auth.forbidden", f"A node's token may not call {what}.", "Use an account's key."
+            )
+        return
+    if not MATRIX[access] & {ACCOUNT, *principal.roles.values()}:
+        raise NotAllowed(
+            "auth.forbidden",
+            f"The account {principal.name} may not call {what}.",
+            f"That takes the role {' or '.join(sorted(MATRIX[access] - {NODE}))}; operators give "
+            "roles.",
+        )
+    if scope not in principal.scopes:
+        raise NotAllowed(
+            "auth.forbidden",
+            f"This key may not call {what}: it lacks the scope {scope.value}.",
+            f"Make one with it: `distribai grid key create NAME --scope {scope.value}`.",
+        )
 
 
 async def caller(principal: Annotated[Principal | None, Depends(authorize)]) -> Principal:
@@ -114,3 +147,49 @@ async def caller(principal: Annotated[Principal | None, Depends(authorize)]) -> 
 
 
 Caller = Annotated[Principal, Depends(caller)]
+
+Ref = Annotated[str, Path(description="An id, a unique beginning of one, or a name.")]
+
+
+async def seen_job(ref: Ref, grid: GridOf, caller: Caller) -> str:
+    """The id of a job that the caller may look at.
+
+    Raises:
+        NotFound: ``job.unknown``: there is none, or it is others'.
+    """
+    return await jobs.resolve_job(grid, ref, caller.sees())
+
+
+SeenJob = Annotated[str, Depends(seen_job)]
+
+
+async def own_job(job_id: SeenJob, grid: GridOf, caller: Caller) -> str:
+    """The id of a job that the caller may change.
+
+    Raises:
+        NotFound: ``job.unknown``, as :func:`seen_job`.
+        NotAllowed: ``auth.forbidden``: the caller may only look at it.
+    """
+    allowed = caller.works_in()
+    if allowed is not None and await jobs.organization_of(grid, job_id) not in allowed:
+        raise NotAllowed(
+            "auth.forbidden",
+            "In this job's organization you may only look.",
+            "Its members may change it; ask the operator for the role.",
+        )
+    return job_id
+
+
+OwnJob = Annotated[str, Depends(own_job)]
+
+
+async def seen_node(ref: Ref, grid: GridOf, caller: Caller) -> str:
+    """The id of a node that the caller may look at: an operator any, others their own.
+
+    Raises:
+        NotFound: ``node.unknown``: there is none, or it is another's.
+    """
+    return await nodes.resolve_node(grid, ref, None if caller.operator else caller.account_id)
+
+
+SeenNode = Annotated[str, Depends(seen_node)]

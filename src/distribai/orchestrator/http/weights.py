@@ -10,11 +10,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 
 from distribai.api import answers
+from distribai.core.people import Scope
 from distribai.core.states import TaskState
 from distribai.errors import Conflict, Unavailable
-from distribai.orchestrator.http.parameters import IdempotencyKey, owner_of
+from distribai.orchestrator.http.parameters import IdempotencyKey
 from distribai.orchestrator.http.ranges import RANGES, blob_response
-from distribai.orchestrator.http.security import Caller, GridOf
+from distribai.orchestrator.http.security import Access, Caller, GridOf, OwnJob, SeenJob, allow
 from distribai.orchestrator.idempotency import key_for
 from distribai.orchestrator.jobs import commands, queries
 
@@ -48,12 +49,13 @@ class GenerateBody(BaseModel):
     response_class=Response,
     responses=RANGES,
 )
+@allow(Access.VIEWERS)
 async def fetch_weights(
-    ref: str, request: Request, grid: GridOf, version: VersionQuery = None
+    job_id: SeenJob, request: Request, grid: GridOf, version: VersionQuery = None
 ) -> Response:
     """The safetensors of one version (the latest by default). ``ETag`` is the file's SHA-256,
     ``X-DistribAI-Version`` the version; ``Range`` works."""
-    record = await queries.show_job(grid, await queries.resolve_job(grid, ref))
+    record = await queries.show_job(grid, job_id)
     number, blob = await queries.weights_blob(grid, record.id, version)
     safe = re.sub(r"[^A-Za-z0-9._-]+", "-", record.name).strip("-.") or record.id
     return await blob_response(
@@ -68,8 +70,9 @@ async def fetch_weights(
 
 
 @router.post("/{ref}/generate", summary="Sample from a version")
+@allow(Access.MEMBERS, Scope.SUBMIT)
 async def generate(
-    ref: str,
+    job_id: OwnJob,
     body: GenerateBody,
     grid: GridOf,
     caller: Caller,
@@ -78,9 +81,8 @@ async def generate(
     """A task on a node; the answer comes when the node has it, at the latest after ``timeout``.
 
     With an idempotency key the task stays after that, and the same request again waits for it."""
-    job_id = await queries.resolve_job(grid, ref)
     asked = body.model_dump(exclude={"timeout"})
-    key = key_for(owner_of(caller), "generate", idempotency_key, {"job": job_id, **asked})
+    key = key_for(caller.owner, "generate", idempotency_key, {"job": job_id, **asked})
     version, _ = await queries.weights_blob(grid, job_id, body.version)
     task_id = await commands.request_generation(
         grid, job_id, version, body.prompt, body.max_tokens, body.temperature, body.seed, key

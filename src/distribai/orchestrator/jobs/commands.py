@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from distribai.core.plain import canonical_json, to_plain
+from distribai.core.people import HOME, Principal
+from distribai.core.plain import Plain, canonical_json, to_plain
 from distribai.core.plan import parameter_count, validate_spec
 from distribai.core.ranges import SamplePool
 from distribai.core.spec import JobSpec
@@ -20,6 +21,7 @@ from distribai.orchestrator import events
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.idempotency import Key, SameKey, key_for, made_before, once, remember
 from distribai.orchestrator.jobs import preparation
+from distribai.orchestrator.people import admission
 from distribai.orchestrator.rounds import tasks as task_rows
 from distribai.store.engine import AnyRow, Tx
 from distribai.store.statements import jobs as statements
@@ -46,9 +48,12 @@ async def create_job(
     idempotency_key: str | None,
     by: str,
     *,
+    organization_id: str = HOME,
+    caller: Principal | None = None,
     origin: Origin | None = None,
 ) -> str:
-    """Make a job in state ``submitted`` and return its id.
+    """Make a job in state ``submitted``, or ``queued`` if its organization's policy accepts it at
+    once, and return its id.
 
     Takes as long as cutting the data into shards does. The blobs come first and the rows last, so
     that whatever fails on the way leaves no job behind.
@@ -58,11 +63,15 @@ async def create_job(
         spec: the effective spec; it is checked again.
         idempotency_key: the same key with the same spec is the same job.
         by: who asks, for the record.
+        organization_id: whose job it is; the origin's, if there is one.
+        caller: who asks: idempotency keys are its own, and it may only name blobs whose bytes it
+            has sent, or that its origin's job has made. None: the grid itself.
         origin: the job that it goes on from.
 
     Raises:
         InvalidSpec, InvalidData, Integrity: the spec, its data or its weights cannot be used.
-        Conflict: ``http.idempotency``: the key was used for another spec.
+        Conflict: ``http.idempotency``: the key was used for another spec; ``quota.*``: the
+            organization may not have such a job now.
     """
     validate_spec(spec)
     parameters = parameter_count(spec)
@@ -74,29 +83,54 @@ async def create_job(
             "Take a smaller profile, or ask the operator.",
             field="model",
         )
-    scope, request = ("jobs", spec) if origin is None else ("retries", [origin.job_id, spec])
-    key = key_for(by, scope, idempotency_key, request)
-    if key is not None:
-        async with grid.db.read() as tx:
-            if (made := await made_before(tx, key)) is not None:
-                return made
-    await preparation.check_blobs(grid, spec)
+    if origin is not None:
+        organization_id = origin.organization_id
+    key = _key(
+        spec, idempotency_key, by if caller is None else caller.owner, origin, organization_id
+    )
+    asked = admission.asked_of(spec, parameters)
+    async with grid.db.read() as tx:
+        if (made := await made_before(tx, key)) is not None:
+            return made
+        # Asked again below; but nobody shall wait for data to be cut only to be refused then.
+        await admission.check(tx, organization_id, asked)
+    await preparation.check_blobs(grid, spec, caller if origin is None else None)
     data = await preparation.prepare_data(grid, spec)
     job_id = grid.new_id("job")
     first = await preparation.make_first_version(grid, job_id, spec)
     try:
         async with grid.db.write() as tx:
-            await _insert(tx, job_id, spec, by, parameters, data, first, origin)
+            name, verdict = await admission.admit(tx, organization_id, asked)
+            policy = f"policy of {name}"
+            decision = f"The {policy}: {verdict.reason}."
+            whose = (organization_id, decision)
+            await _insert(tx, job_id, spec, by, parameters, data, first, origin, whose)
             await remember(tx, key, job_id)
-            told = {"by": by} if origin is None else {"by": by, "retry_of": origin.job_id}
+            told = {"by": by, "organization": name}
+            if origin is not None:
+                told["retry_of"] = origin.job_id
             await events.record(tx, "job.submitted", job_id=job_id, data=told)
+            if verdict.accepted:
+                job = await _lock(tx, job_id)
+                await _queue(grid, tx, job, {"by": policy, "reason": verdict.reason})
     except SameKey:
         # The same request came twice at once; the other one was first, and this one is undone.
         async with grid.db.read() as tx:
             made = await made_before(tx, key)
         assert made is not None, "keys are never deleted"
         return made
+    grid.wake.set()
     return job_id
+
+
+def _key(
+    spec: JobSpec, key: str | None, owner: str, origin: Origin | None, organization_id: str
+) -> Key | None:
+    """The idempotency key of a new job. For ``home`` the request is the spec alone, as it was in
+    grids that knew no organizations."""
+    if origin is not None:
+        return key_for(owner, "retries", key, [origin.job_id, spec])
+    return key_for(owner, "jobs", key, spec if organization_id == HOME else [organization_id, spec])
 
 
 async def _insert(
@@ -108,7 +142,9 @@ async def _insert(
     data: preparation.PreparedData,
     first: preparation.FirstVersion,
     origin: Origin | None,
+    whose: tuple[str, str],
 ) -> None:
+    """``whose``: the organization, and what its policy said."""
     pool = origin.pool if origin is not None else SamplePool()
     await statements.add(
         tx,
@@ -129,7 +165,8 @@ async def _insert(
         pool_cursor=pool.cursor,
         pool_returned=ranges_to_json(pool.returned),
         tokens=0,
-        organization_id=origin.organization_id if origin is not None else "",
+        organization_id=whose[0],
+        decision=whose[1],
         weight=origin.weight if origin is not None else 1.0,
         retry_of=origin.job_id if origin is not None else "",
     )
@@ -159,11 +196,17 @@ async def accept_job(grid: Grid, job_id: str, by: str) -> None:
         job = await _lock(tx, job_id)
         if job.state in (JobState.QUEUED, JobState.RUNNING, JobState.PAUSED):
             return
-        _check(job, JobState.QUEUED, "accepted")
-        await statements.set_state(tx, job_id, JobState.QUEUED, decided_at=tx.now)
-        await task_rows.add_evaluation(grid, tx, job, 0)
-        await events.record(tx, "job.queued", job_id=job_id, data={"by": by})
+        await statements.change(tx, job_id, decision="")
+        await _queue(grid, tx, job, {"by": by})
     grid.wake.set()
+
+
+async def _queue(grid: Grid, tx: Tx, job: AnyRow, data: dict[str, Plain]) -> None:
+    """Accept a job whose row is locked; ``data`` says who or what has."""
+    _check(job, JobState.QUEUED, "accepted")
+    await statements.set_state(tx, job.id, JobState.QUEUED, decided_at=tx.now)
+    await task_rows.add_evaluation(grid, tx, job, 0)
+    await events.record(tx, "job.queued", job_id=job.id, data=data)
 
 
 async def decline_job(grid: Grid, job_id: str, why: str, by: str) -> None:

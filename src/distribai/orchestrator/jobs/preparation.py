@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from distribai.core.architectures import config_from, manifest_of
+from distribai.core.people import Principal
 from distribai.core.plain import Plain, canonical_json, fingerprint, to_plain
 from distribai.core.plan import plan
 from distribai.core.spec import BlobRef, JobSpec
@@ -35,7 +36,7 @@ from distribai.merge.weights import (
 )
 from distribai.orchestrator.context import Grid
 from distribai.store.statements import jobs as statements
-from distribai.store.statements import records
+from distribai.store.statements import people, records
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,25 +56,27 @@ class FirstVersion:
     manifest: VersionManifest
 
 
-async def check_blobs(grid: Grid, spec: JobSpec) -> None:
-    """Refuse a spec that refers to blobs which are not here.
+async def check_blobs(grid: Grid, spec: JobSpec, caller: Principal | None = None) -> None:
+    """Refuse a spec that refers to blobs which are not here, or which ``caller`` has not sent: who
+    knows the hash of another's file does not have the file.
 
     Raises:
         InvalidData: ``data.missing``.
         InvalidSpec: ``spec.model``: the weights to start from are missing.
     """
+    known = await _sent(grid, spec, caller)
     named = [(f"data.files[{i}]", ref) for i, ref in enumerate(spec.data.files)]
     if spec.data.tokenizer is not None:
         named.append(("data.tokenizer", spec.data.tokenizer))
     for field, ref in named:
-        if not await _here(grid, ref):
+        if not await _here(grid, ref, known):
             raise InvalidData(
                 "data.missing",
                 f"The blob {ref.sha256[:12]} ({ref.size} bytes) of {field} is not here.",
                 "Upload it first; `distribai submit` does.",
                 field=field,
             )
-    if spec.model.init is not None and not await _here(grid, spec.model.init):
+    if spec.model.init is not None and not await _here(grid, spec.model.init, known):
         raise InvalidSpec(
             "spec.model",
             f"The weights to start from, blob {spec.model.init.sha256[:12]}, are not here.",
@@ -82,7 +85,19 @@ async def check_blobs(grid: Grid, spec: JobSpec) -> None:
         )
 
 
-async def _here(grid: Grid, ref: BlobRef) -> bool:
+async def _sent(grid: Grid, spec: JobSpec, caller: Principal | None) -> set[str] | None:
+    """Which of the spec's blobs the caller may name; None: any."""
+    if caller is None or caller.operator:
+        return None
+    refs = [*spec.data.files, spec.data.tokenizer, spec.model.init]
+    hashes = {ref.sha256 for ref in refs if ref is not None}
+    async with grid.db.read() as tx:
+        return await people.has_uploaded(tx, caller.account_id, hashes)
+
+
+async def _here(grid: Grid, ref: BlobRef, known: set[str] | None) -> bool:
+    if known is not None and ref.sha256 not in known:
+        return False
     try:
         return await grid.blobs.size(ref.sha256) == ref.size
     except NotFound:

@@ -33,6 +33,7 @@ __all__ = [
     "list_rounds",
     "list_tasks",
     "list_versions",
+    "organization_of",
     "page_rounds",
     "page_versions",
     "resolve_job",
@@ -46,8 +47,9 @@ MIN_PREFIX = 4
 """Characters of an id that may stand for all of it, the kind's prefix not counted."""
 
 
-async def resolve_job(grid: Grid, ref: str) -> str:
-    """The id that ``ref`` means: a full id, a unique beginning of one, or a unique name.
+async def resolve_job(grid: Grid, ref: str, organizations: frozenset[str] | None = None) -> str:
+    """The id that ``ref`` means: a full id, a unique beginning of one, or a unique name; among the
+    jobs of some organizations, or of all. A job of others is as unknown as one that never was.
 
     A beginning has at least :data:`MIN_PREFIX` characters, with or without ``job_``. A full id goes
     before a name, a name before a beginning.
@@ -60,12 +62,14 @@ async def resolve_job(grid: Grid, ref: str) -> str:
     async with grid.db.read() as tx:
         # No id or name has other characters, and PostgreSQL takes no zero.
         if ref.isprintable():
-            if (exact := await jobs.get(tx, ref)) is not None:
+            exact = await jobs.get(tx, ref)
+            if exact is not None and _seen(exact, organizations):
                 return str(exact.id)
-            named = await jobs.named(tx, ref)
+            named = [r for r in await jobs.named(tx, ref) if _seen(r, organizations)]
         if not named and ref.isprintable():
             short = ref.removeprefix("job_")
-            named = await jobs.beginning(tx, f"job_{short}") if len(short) >= MIN_PREFIX else []
+            found = await jobs.beginning(tx, f"job_{short}") if len(short) >= MIN_PREFIX else []
+            named = [r for r in found if _seen(r, organizations)]
     if not named:
         raise NotFound(
             "job.unknown",
@@ -83,10 +87,31 @@ async def resolve_job(grid: Grid, ref: str) -> str:
     return str(named[0].id)
 
 
+def _seen(job: AnyRow, organizations: frozenset[str] | None) -> bool:
+    return organizations is None or job.organization_id in organizations
+
+
+async def organization_of(grid: Grid, job_id: str) -> str:
+    """The organization that a job belongs to.
+
+    Raises:
+        NotFound: ``job.unknown``.
+    """
+    async with grid.db.read() as tx:
+        job = await jobs.get(tx, job_id)
+    if job is None:
+        raise NotFound("job.unknown", f"There is no job {job_id[:80]}.")
+    return str(job.organization_id)
+
+
 async def list_jobs(
-    grid: Grid, state: str | None = None, limit: int = 50, cursor: str = ""
+    grid: Grid,
+    state: str | None = None,
+    limit: int = 50,
+    cursor: str = "",
+    organizations: frozenset[str] | None = None,
 ) -> Page[JobSummary]:
-    """Jobs, newest first.
+    """Jobs, newest first; of some organizations, or of all.
 
     Raises:
         UsageError: ``usage.invalid``: the cursor is not one of ours.
@@ -96,7 +121,7 @@ async def list_jobs(
         at, _, job_id = cursor.partition("~")
         before = (_number(at, float), job_id if job_id.isprintable() else "")
     async with grid.db.read() as tx:
-        rows = await jobs.page(tx, state, limit + 1, before)
+        rows = await jobs.page(tx, state, limit + 1, before, organizations)
         working = await work.working_nodes(tx)
         losses = await jobs.latest_losses(tx, [r.id for r in rows])
     items = tuple(
@@ -114,6 +139,7 @@ async def list_jobs(
             started_at=r.started_at,
             ended_at=r.ended_at,
             held_out_loss=losses.get(r.id),
+            organization_id=r.organization_id,
         )
         for r in rows[:limit]
     )

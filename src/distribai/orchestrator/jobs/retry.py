@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from distribai.core.people import Principal
 from distribai.core.retry import retry_spec
 from distribai.core.spec import BlobRef
 from distribai.core.states import JobState
@@ -14,7 +15,13 @@ from distribai.store.statements import jobs as statements
 RETRIED = frozenset({JobState.FAILED, JobState.CANCELLED})
 
 
-async def retry_job(grid: Grid, job_id: str, idempotency_key: str | None, by: str) -> str:
+async def retry_job(
+    grid: Grid,
+    job_id: str,
+    idempotency_key: str | None,
+    by: str,
+    caller: Principal | None = None,
+) -> str:
     """Make a new job, in state ``submitted``, that goes on from the last version of one that failed
     or was cancelled, and return its id.
 
@@ -48,4 +55,4 @@ async def retry_job(grid: Grid, job_id: str, idempotency_key: str | None, by: st
     except ValueError as problem:
         raise Conflict("job.state", f"Job {job.name} cannot be retried: {problem}.") from problem
     origin = commands.Origin(job.id, job.organization_id, pool, job.weight)
-    return await commands.create_job(grid, spec, idempotency_key, by, origin=origin)
+    return await commands.create_job(grid, spec, idempotency_key, by, caller=caller, origin=origin)

@@ -61,6 +61,7 @@ async def show_job(grid: Grid, job_id: str) -> JobRecord:
             waiting_for=await _waiting(tx, job, row),
             weight=job.weight,
             retry_of=job.retry_of,
+            organization_id=job.organization_id,
         )
 
 

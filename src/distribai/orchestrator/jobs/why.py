@@ -77,7 +77,8 @@ async def _reasons(grid: Grid, tx: Tx, job: AnyRow) -> list[Reason]:
         return [Reason("ended", _sentence(f"It is {state.value}{why}"))]
     if state is JobState.SUBMITTED:
         hint = f"`distribai job accept {job.id}`, or `distribai job decline {job.id} --why ...`."
-        return [Reason("decision", "It waits for the operator's decision.", hint)]
+        told = f"It waits for the operator's decision. {job.decision}".rstrip()
+        return [Reason("decision", told, hint)]
     leased = await work.tasks_in(tx, (TaskState.LEASED,), job_id=job.id)
     picture = await look(grid, tx)
     queued = _without_device(picture, job.id)
@@ -91,7 +92,9 @@ async def _reasons(grid: Grid, tx: Tx, job: AnyRow) -> list[Reason]:
         return [*await _round(grid, tx, job, row, leased), *queued]
     if job.version >= job.rounds_total:
         return [_evaluation(job, leased), *queued]
-    return [*_working(leased), *await _opening(grid, tx, job), *queued]
+    said = state is JobState.QUEUED and job.decision
+    accepted = [Reason("accepted", job.decision)] if said else []
+    return [*_working(leased), *await _opening(grid, tx, job), *queued, *accepted]
 
 
 async def _round(

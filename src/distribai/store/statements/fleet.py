@@ -292,53 +292,43 @@ async def node_of_token(tx: Tx, token_hash: str) -> AnyRow | None:
 # ------------------------------------------------------------------ tokens and invites
 
 
-async def token(tx: Tx, token_hash: str) -> AnyRow | None:
-    """A valid token that is no session's."""
-    return await tx.first(
-        select(tokens).where(
-            tokens.c.token_hash == token_hash,
-            tokens.c.revoked.is_(False),
-            or_(tokens.c.expires_at.is_(None), tokens.c.expires_at > tx.now),
-        )
-    )
-
-
-async def has_token(tx: Tx, kind: str) -> bool:
-    """Whether any token of this kind was ever made."""
-    return await tx.first(select(tokens.c.kind).where(tokens.c.kind == kind)) is not None
-
-
 async def add_token(tx: Tx, token_hash: str, kind: str) -> None:
     """Insert a token."""
     await tx.run(insert(tokens).values(token_hash=token_hash, kind=kind, created_at=tx.now))
 
 
-async def add_invite(tx: Tx, invite_id: str, secret_hash: str) -> None:
-    """Insert an invite without limits."""
-    await tx.run(insert(invites).values(id=invite_id, secret_hash=secret_hash, created_at=tx.now))
+async def add_invite(tx: Tx, invite_id: str, secret_hash: str, **values: Any) -> None:
+    """Insert an invite; without ``values`` it is the operator's, has no limits, and trusts as
+    the grid's mode does."""
+    await tx.run(
+        insert(invites).values(id=invite_id, secret_hash=secret_hash, created_at=tx.now, **values)
+    )
 
 
 async def valid_invite(tx: Tx, secret_hash: str) -> str | None:
     """The id of an invite that still lets nodes in."""
-    found = await tx.scalar(
-        select(invites.c.id).where(
-            invites.c.secret_hash == secret_hash,
-            and_(
-                invites.c.revoked.is_(False),
-                or_(invites.c.expires_at.is_(None), invites.c.expires_at > tx.now),
-                or_(invites.c.uses_left.is_(None), invites.c.uses_left > 0),
-            ),
-        )
-    )
-    return None if found is None else str(found)
+    row = await tx.first(select(invites.c.id).where(_lets_in(tx, secret_hash)))
+    return None if row is None else str(row.id)
 
 
-async def use_invite(tx: Tx, invite_id: str) -> None:
-    """Take one use from an invite that counts them."""
-    await tx.run(
+async def use_invite(tx: Tx, secret_hash: str) -> AnyRow | None:
+    """Take one use from an invite, if it counts them, and return its id, its account and whether
+    it makes nodes trusted; None when it lets nobody in (any more). Two nodes at once do not both
+    take the last use."""
+    return await tx.first(
         update(invites)
-        .where(invites.c.id == invite_id, invites.c.uses_left.is_not(None))
+        .where(_lets_in(tx, secret_hash))
         .values(uses_left=invites.c.uses_left - 1)
+        .returning(invites.c.id, invites.c.account_id, invites.c.trusted)
+    )
+
+
+def _lets_in(tx: Tx, secret_hash: str) -> ColumnElement[bool]:
+    return and_(
+        invites.c.secret_hash == secret_hash,
+        invites.c.revoked.is_(False),
+        or_(invites.c.expires_at.is_(None), invites.c.expires_at > tx.now),
+        or_(invites.c.uses_left.is_(None), invites.c.uses_left > 0),
     )
 
 

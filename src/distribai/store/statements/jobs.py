@@ -53,10 +53,16 @@ async def in_states(tx: Tx, states: Collection[JobState]) -> Sequence[AnyRow]:
 
 
 async def page(
-    tx: Tx, state: str | None, limit: int, before: tuple[float, str] | None
+    tx: Tx,
+    state: str | None,
+    limit: int,
+    before: tuple[float, str] | None,
+    organizations: Collection[str] | None = None,
 ) -> Sequence[AnyRow]:
-    """Jobs, newest first, those before ``(created_at, id)``."""
+    """Jobs, newest first, those before ``(created_at, id)``; of some organizations, or of all."""
     query = select(jobs)
+    if organizations is not None:
+        query = query.where(jobs.c.organization_id.in_(list(organizations)))
     if state is not None:
         query = query.where(jobs.c.state == state)
     if before is not None:
@@ -67,18 +73,18 @@ async def page(
 
 
 async def named(tx: Tx, name: str) -> Sequence[AnyRow]:
-    """Id, name and state of the jobs of that name, newest first."""
+    """Id, name, state and organization of the jobs of that name, newest first."""
     return await tx.all(
-        select(jobs.c.id, jobs.c.name, jobs.c.state)
+        select(jobs.c.id, jobs.c.name, jobs.c.state, jobs.c.organization_id)
         .where(jobs.c.name == name)
         .order_by(jobs.c.created_at.desc(), jobs.c.id)
     )
 
 
 async def beginning(tx: Tx, prefix: str) -> Sequence[AnyRow]:
-    """Id, name and state of the jobs whose id begins like that, newest first."""
+    """Id, name, state and organization of the jobs whose id begins like that, newest first."""
     return await tx.all(
-        select(jobs.c.id, jobs.c.name, jobs.c.state)
+        select(jobs.c.id, jobs.c.name, jobs.c.state, jobs.c.organization_id)
         .where(func.substr(jobs.c.id, 1, len(prefix)) == prefix)
         .order_by(jobs.c.created_at.desc(), jobs.c.id)
     )
@@ -96,9 +102,12 @@ async def latest_losses(tx: Tx, ids: Collection[str]) -> dict[str, float]:
     return {row[0]: float(row[1]) for row in rows}
 
 
-async def count_by_state(tx: Tx) -> dict[str, int]:
-    """Jobs by state."""
-    rows = await tx.all(select(jobs.c.state, func.count()).group_by(jobs.c.state))
+async def count_by_state(tx: Tx, organizations: Collection[str] | None = None) -> dict[str, int]:
+    """Jobs by state; of some organizations, or of all."""
+    query = select(jobs.c.state, func.count()).group_by(jobs.c.state)
+    if organizations is not None:
+        query = query.where(jobs.c.organization_id.in_(list(organizations)))
+    rows = await tx.all(query)
     return {row[0]: row[1] for row in rows}
 
 

@@ -26,9 +26,14 @@ async def node(tx: Tx, node_id: str) -> AnyRow | None:
     return await tx.first(_with_connection().where(nodes.c.id == node_id))
 
 
-async def nodes_page(tx: Tx, after: str, limit: int) -> Sequence[AnyRow]:
-    """Nodes behind an id, by id."""
-    return await tx.all(select(nodes).where(nodes.c.id > after).order_by(nodes.c.id).limit(limit))
+async def nodes_page(
+    tx: Tx, after: str, limit: int, account_id: str | None = None
+) -> Sequence[AnyRow]:
+    """Nodes behind an id, by id; of an account, or all."""
+    query = select(nodes).where(nodes.c.id > after).order_by(nodes.c.id).limit(limit)
+    if account_id is not None:
+        query = query.where(nodes.c.account_id == account_id)
+    return await tx.all(query)
 
 
 async def leased_to(tx: Tx, ids: Collection[str]) -> Sequence[AnyRow]:
@@ -48,18 +53,18 @@ async def nodes_for_why(tx: Tx) -> Sequence[AnyRow]:
 
 
 async def nodes_named(tx: Tx, name: str) -> Sequence[AnyRow]:
-    """Id, name and liveness of the nodes of that name, by id."""
+    """Id, name, liveness and account of the nodes of that name, by id."""
     return await tx.all(
-        select(nodes.c.id, nodes.c.name, nodes.c.liveness)
+        select(nodes.c.id, nodes.c.name, nodes.c.liveness, nodes.c.account_id)
         .where(nodes.c.name == name)
         .order_by(nodes.c.id)
     )
 
 
 async def nodes_beginning(tx: Tx, prefix: str) -> Sequence[AnyRow]:
-    """Id, name and liveness of the nodes whose id begins like that, by id."""
+    """Id, name, liveness and account of the nodes whose id begins like that, by id."""
     return await tx.all(
-        select(nodes.c.id, nodes.c.name, nodes.c.liveness)
+        select(nodes.c.id, nodes.c.name, nodes.c.liveness, nodes.c.account_id)
         .where(func.substr(nodes.c.id, 1, len(prefix)) == prefix)
         .order_by(nodes.c.id)
     )

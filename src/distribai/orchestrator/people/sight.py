@@ -1,0 +1,71 @@
+"""What a caller may see of what is not a row of its own: blobs, uploads, reasons."""
+
+from __future__ import annotations
+
+from distribai.core.people import Principal
+from distribai.core.spec import BlobRef
+from distribai.core.why import CODES, Reason
+from distribai.orchestrator.context import Grid
+from distribai.store.blobs import blob_key
+from distribai.store.statements import people
+
+OF_NODES = frozenset({"degraded", "session", "paused", "drain"})
+"""Reasons that call a node by its name, which is its owner's to tell."""
+
+
+def sender(caller: Principal) -> str:
+    """By whom an upload is found again: the account, whichever of its keys it uses, or the node."""
+    return caller.node_id or caller.account_id
+
+
+async def may_name(grid: Grid, caller: Principal, ref: BlobRef) -> bool:
+    """Whether the caller may name a blob without sending its bytes: nodes and operators any,
+    others what they have sent before."""
+    if caller.kind == "node" or caller.operator:
+        return True
+    async with grid.db.read() as tx:
+        return bool(await people.has_uploaded(tx, caller.account_id, [ref.sha256]))
+
+
+async def has_sent(grid: Grid, caller: Principal, ref: BlobRef) -> None:
+    """The caller has sent all bytes of a blob: its account may name it from now on, as nodes and
+    operators may anyway."""
+    if caller.kind == "account" and not caller.operator:
+        async with grid.db.write() as tx:
+            await people.add_upload(tx, caller.account_id, ref.sha256, ref.size)
+
+
+async def may_read(grid: Grid, caller: Principal, sha256: str) -> bool:
+    """Whether the caller may fetch a blob: nodes and operators any, others what they have sent and
+    what jobs have made that they may look at.
+
+    Raises:
+        NotFound: ``blob.unknown``: nothing can go by that name.
+    """
+    blob_key(sha256)
+    organizations = caller.sees()
+    if caller.kind == "node" or organizations is None:
+        return True
+    async with grid.db.read() as tx:
+        if await people.has_uploaded(tx, caller.account_id, [sha256]):
+            return True
+        return await people.blob_of_jobs(tx, sha256, organizations)
+
+
+async def told_to(grid: Grid, caller: Principal, reasons: tuple[Reason, ...]) -> tuple[Reason, ...]:
+    """Reasons without what is not the caller's to know: of other organizations' jobs and of others'
+    nodes only what kind of reason it is, once."""
+    organizations = caller.sees()
+    if organizations is None:
+        return reasons
+    async with grid.db.read() as tx:
+        ids = {r.job_id for r in reasons if r.job_id}
+        own = await people.jobs_among(tx, ids, organizations)
+    told = [r if _plain(r, own) else Reason(r.code, CODES[r.code]) for r in reasons]
+    return tuple(dict.fromkeys(told))
+
+
+def _plain(reason: Reason, own: set[str]) -> bool:
+    if reason.job_id:
+        return reason.job_id in own
+    return not (reason.nodes and reason.code in OF_NODES)

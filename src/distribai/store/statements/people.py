@@ -1,0 +1,422 @@
+"""Accounts, organizations, memberships, keys, logins, invites, and what has been uploaded."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    and_,
+    bindparam,
+    exists,
+    func,
+    insert,
+    or_,
+    select,
+    union,
+    update,
+)
+
+from distribai.core.people import HOME, Role
+from distribai.core.states import JOB, JobState, is_terminal
+from distribai.store.engine import AnyRow, Tx
+from distribai.store.tables import (
+    accounts,
+    api_keys,
+    blobs,
+    invites,
+    jobs,
+    memberships,
+    nodes,
+    organizations,
+    submissions,
+    tokens,
+    uploads,
+    versions,
+)
+
+ENDED = [state.value for state in JobState if is_terminal(JOB, state)]
+
+# ------------------------------------------------------------------ accounts
+
+
+async def add_account(tx: Tx, account_id: str, name: str) -> bool:
+    """Insert an account; False when its id or name is taken."""
+    statement = tx.insert(accounts).values(id=account_id, name=name, created_at=tx.now)
+    statement = statement.on_conflict_do_nothing()
+    return await tx.scalar(statement.returning(accounts.c.id)) is not None
+
+
+async def account(tx: Tx, ref: str) -> AnyRow | None:
+    """The account with this id or name."""
+    return await tx.first(select(accounts).where(or_(accounts.c.id == ref, accounts.c.name == ref)))
+
+
+async def all_accounts(tx: Tx) -> Sequence[AnyRow]:
+    """Accounts by name."""
+    return await tx.all(select(accounts).order_by(accounts.c.name))
+
+
+async def close_account(tx: Tx, account_id: str) -> None:
+    """Close an account; one that is closed keeps its date."""
+    await tx.run(
+        update(accounts)
+        .where(accounts.c.id == account_id, accounts.c.closed_at.is_(None))
+        .values(closed_at=tx.now)
+    )
+
+
+# ------------------------------------------------------------------ organizations
+
+
+async def add_organization(
+    tx: Tx, organization_id: str, name: str, policy: Any, quota: Any
+) -> bool:
+    """Insert an organization; False when its id or name is taken."""
+    statement = tx.insert(organizations).values(
+        id=organization_id, name=name, created_at=tx.now, policy=policy, quota=quota
+    )
+    statement = statement.on_conflict_do_nothing()
+    return await tx.scalar(statement.returning(organizations.c.id)) is not None
+
+
+async def organization(tx: Tx, ref: str) -> AnyRow | None:
+    """The organization with this id or name."""
+    return await tx.first(_named_organization(ref))
+
+
+async def lock_organization(tx: Tx, organization_id: str) -> AnyRow | None:
+    """One organization, its row locked until the end of the transaction: whoever counts what it
+    has, or changes its members, does so alone."""
+    return await tx.first(
+        select(organizations).where(organizations.c.id == organization_id).with_for_update()
+    )
+
+
+def _named_organization(ref: str) -> Any:
+    return select(organizations).where(or_(organizations.c.id == ref, organizations.c.name == ref))
+
+
+async def all_organizations(tx: Tx, ids: Collection[str] | None) -> Sequence[AnyRow]:
+    """Organizations by name; None: all."""
+    query = select(organizations).order_by(organizations.c.name)
+    return await tx.all(query if ids is None else query.where(organizations.c.id.in_(list(ids))))
+
+
+async def change_organization(tx: Tx, organization_id: str, **values: Any) -> None:
+    """Write columns of an organization."""
+    await tx.run(
+        update(organizations).where(organizations.c.id == organization_id).values(**values)
+    )
+
+
+# ------------------------------------------------------------------ memberships
+
+
+async def set_role(tx: Tx, account_id: str, organization_id: str, role: Role) -> None:
+    """Make an account a member, or give it another role."""
+    statement = tx.insert(memberships).values(
+        account_id=account_id,
+        organization_id=organization_id,
+        role=role.value,
+        created_at=tx.now,
+    )
+    await tx.run(
+        statement.on_conflict_do_update(
+            index_elements=[memberships.c.account_id, memberships.c.organization_id],
+            set_={"role": role.value},
+        )
+    )
+
+
+async def role(tx: Tx, account_id: str, organization_id: str) -> str | None:
+    """What the account is in the organization."""
+    found = await tx.scalar(
+        select(memberships.c.role).where(_membership(account_id, organization_id))
+    )
+    return None if found is None else str(found)
+
+
+async def remove_member(tx: Tx, account_id: str, organization_id: str) -> None:
+    """End a membership."""
+    await tx.run(memberships.delete().where(_membership(account_id, organization_id)))
+
+
+def _membership(account_id: str, organization_id: str) -> ColumnElement[bool]:
+    return and_(
+        memberships.c.account_id == account_id, memberships.c.organization_id == organization_id
+    )
+
+
+async def members(
+    tx: Tx, *, account_id: str | None = None, organization_ids: Collection[str] | None = None
+) -> Sequence[AnyRow]:
+    """Memberships with both names, by organization and account; of an account, or of
+    organizations."""
+    query = (
+        select(
+            memberships,
+            accounts.c.name.label("account"),
+            organizations.c.name.label("organization"),
+        )
+        .join(accounts, accounts.c.id == memberships.c.account_id)
+        .join(organizations, organizations.c.id == memberships.c.organization_id)
+        .order_by(organizations.c.name, accounts.c.name)
+    )
+    if account_id is not None:
+        query = query.where(memberships.c.account_id == account_id)
+    if organization_ids is not None:
+        query = query.where(memberships.c.organization_id.in_(list(organization_ids)))
+    return await tx.all(query)
+
+
+async def other_operators(tx: Tx, account_id: str) -> bool:
+    """Whether the grid has an operator beside this one whose account is open."""
+    return (
+        await tx.first(
+            select(memberships.c.account_id)
+            .join(accounts, accounts.c.id == memberships.c.account_id)
+            .where(
+                memberships.c.organization_id == HOME,
+                memberships.c.role == Role.OPERATOR.value,
+                memberships.c.account_id != account_id,
+                accounts.c.closed_at.is_(None),
+            )
+            .limit(1)
+        )
+        is not None
+    )
+
+
+# ------------------------------------------------------------------ keys and logins
+
+
+async def add_key(tx: Tx, **values: Any) -> None:
+    """Insert a key."""
+    await tx.run(insert(api_keys).values(created_at=tx.now, **values))
+
+
+async def valid_key(tx: Tx, secret_hash: str) -> AnyRow | None:
+    """A key that opens something, with its account's name as ``account``."""
+    return await tx.first(
+        select(api_keys, accounts.c.name.label("account"))
+        .join(accounts, accounts.c.id == api_keys.c.account_id)
+        .where(
+            api_keys.c.secret_hash == secret_hash,
+            api_keys.c.revoked_at.is_(None),
+            or_(api_keys.c.expires_at.is_(None), api_keys.c.expires_at > tx.now),
+            accounts.c.closed_at.is_(None),
+        )
+    )
+
+
+async def roles_of(tx: Tx, account_id: str) -> Sequence[AnyRow]:
+    """(organization_id, role) of an account."""
+    return await tx.all(
+        select(memberships.c.organization_id, memberships.c.role).where(
+            memberships.c.account_id == account_id
+        )
+    )
+
+
+async def key_used(tx: Tx, key_id: str) -> None:
+    """The key was used now."""
+    await tx.run(update(api_keys).where(api_keys.c.id == key_id).values(last_used_at=tx.now))
+
+
+async def key(tx: Tx, key_id: str) -> AnyRow | None:
+    """One key."""
+    return await tx.first(select(api_keys).where(api_keys.c.id == key_id))
+
+
+async def keys_of(tx: Tx, account_id: str) -> Sequence[AnyRow]:
+    """All keys of an account, the newest first."""
+    return await tx.all(
+        select(api_keys)
+        .where(api_keys.c.account_id == account_id)
+        .order_by(api_keys.c.created_at.desc(), api_keys.c.id)
+    )
+
+
+async def revoke_key(tx: Tx, key_id: str) -> None:
+    """Revoke a key; one that is revoked keeps its date."""
+    await tx.run(
+        update(api_keys)
+        .where(api_keys.c.id == key_id, api_keys.c.revoked_at.is_(None))
+        .values(revoked_at=tx.now)
+    )
+
+
+async def keys_by_id(tx: Tx, ids: Collection[str]) -> Sequence[AnyRow]:
+    """Keys by id, in no order."""
+    return await tx.all(select(api_keys).where(api_keys.c.id.in_(list(ids)))) if ids else []
+
+
+async def has_key(tx: Tx, account_id: str) -> bool:
+    """Whether the account ever had a key."""
+    query = select(api_keys.c.id).where(api_keys.c.account_id == account_id).limit(1)
+    return await tx.first(query) is not None
+
+
+async def take_tokens(tx: Tx, kind: str) -> Sequence[AnyRow]:
+    """Remove all tokens of a kind, and return them."""
+    return await tx.all(tokens.delete().where(tokens.c.kind == kind).returning(*tokens.c))
+
+
+async def add_login(tx: Tx, token_hash: str, account_id: str, expires_at: float) -> None:
+    """Insert a one-time login in the place of earlier ones of the account."""
+    await tx.run(tokens.delete().where(tokens.c.kind == "login", tokens.c.account_id == account_id))
+    await tx.run(
+        insert(tokens).values(
+            token_hash=token_hash,
+            kind="login",
+            created_at=tx.now,
+            expires_at=expires_at,
+            account_id=account_id,
+        )
+    )
+
+
+async def take_login(tx: Tx, token_hash: str) -> str | None:
+    """The account of a login, which is used up by this; None when it does not let in."""
+    row = await tx.first(
+        tokens.delete()
+        .where(tokens.c.token_hash == token_hash, tokens.c.kind == "login")
+        .returning(tokens.c.account_id, tokens.c.expires_at)
+    )
+    if row is None or (row.expires_at is not None and row.expires_at <= tx.now):
+        return None
+    return str(row.account_id)
+
+
+# ------------------------------------------------------------------ invites
+
+
+async def all_invites(tx: Tx) -> Sequence[AnyRow]:
+    """Invites with their account's name, the newest first."""
+    return await tx.all(
+        select(invites, accounts.c.name.label("account"))
+        .join(accounts, accounts.c.id == invites.c.account_id, isouter=True)
+        .order_by(invites.c.created_at.desc(), invites.c.id)
+    )
+
+
+async def revoke_invites_of(tx: Tx, account_id: str) -> None:
+    """Let all invites of an account let nobody in any more."""
+    await tx.run(update(invites).where(invites.c.account_id == account_id).values(revoked=True))
+
+
+async def revoke_invite(tx: Tx, invite_id: str) -> bool:
+    """Let an invite let nobody in any more; False when there is no such invite."""
+    statement = update(invites).where(invites.c.id == invite_id).values(revoked=True)
+    return await tx.first(statement.returning(invites.c.id)) is not None
+
+
+# ------------------------------------------------------------------ what they have and did
+
+
+async def add_upload(tx: Tx, account_id: str, sha256: str, size: int) -> None:
+    """Remember that an account has sent the bytes of a blob."""
+    await tx.run(
+        tx.insert(uploads)
+        .values(account_id=account_id, sha256=sha256, size=size, created_at=tx.now)
+        .on_conflict_do_nothing()
+    )
+
+
+async def forget_uploads(tx: Tx, hashes: Collection[str]) -> None:
+    """Nobody has sent these blobs any more: they are deleted."""
+    rows = [{"gone": sha256} for sha256 in hashes]
+    await tx.run_many(uploads.delete().where(uploads.c.sha256 == bindparam("gone")), rows)
+
+
+async def has_uploaded(tx: Tx, account_id: str, hashes: Collection[str]) -> set[str]:
+    """Which of these blobs the account has sent."""
+    rows = await tx.all(
+        select(uploads.c.sha256).where(
+            uploads.c.account_id == account_id, uploads.c.sha256.in_(list(hashes))
+        )
+    )
+    return {row.sha256 for row in rows}
+
+
+async def blob_of_jobs(tx: Tx, sha256: str, organization_ids: Collection[str]) -> bool:
+    """Whether a job of these organizations has made this blob."""
+    mine = jobs.c.organization_id.in_(list(organization_ids))
+    named = select(jobs.c.id).where(
+        mine,
+        or_(
+            exists().where(
+                versions.c.job_id == jobs.c.id,
+                or_(versions.c.weights_sha == sha256, versions.c.update_sha == sha256),
+            ),
+            exists().where(submissions.c.job_id == jobs.c.id, submissions.c.delta_sha == sha256),
+        ),
+    )
+    return await tx.first(named.limit(1)) is not None
+
+
+async def jobs_among(
+    tx: Tx, job_ids: Collection[str], organization_ids: Collection[str]
+) -> set[str]:
+    """Which of these jobs belong to one of these organizations."""
+    rows = await tx.all(
+        select(jobs.c.id).where(
+            jobs.c.id.in_(list(job_ids)), jobs.c.organization_id.in_(list(organization_ids))
+        )
+    )
+    return {row.id for row in rows}
+
+
+async def open_jobs(tx: Tx, organization_id: str) -> int:
+    """Jobs of an organization that have not ended."""
+    query = select(func.count()).where(
+        jobs.c.organization_id == organization_id,
+        jobs.c.state.not_in(ENDED),
+    )
+    return int(await tx.scalar(query) or 0)
+
+
+async def stored_bytes(tx: Tx, organization_id: str) -> int:
+    """Bytes of the blobs that an organization's members have sent or its jobs have stored, each
+    counted once."""
+    sent = (
+        select(uploads.c.sha256, uploads.c.size)
+        .join(memberships, memberships.c.account_id == uploads.c.account_id)
+        .where(memberships.c.organization_id == organization_id)
+    )
+    made = (
+        select(blobs.c.sha256, blobs.c.size)
+        .join(jobs, jobs.c.id == blobs.c.job_id)
+        .where(jobs.c.organization_id == organization_id)
+    )
+    both = union(sent, made).subquery()
+    return int(await tx.scalar(select(func.coalesce(func.sum(both.c.size), 0))) or 0)
+
+
+_NODE = (
+    nodes.c.id,
+    nodes.c.name,
+    nodes.c.liveness,
+    nodes.c.standing,
+    nodes.c.joined_at,
+    nodes.c.last_heard_at,
+    nodes.c.bytes_up,
+    nodes.c.bytes_down,
+)
+
+
+async def work_of_nodes(tx: Tx, account_id: str) -> Sequence[AnyRow]:
+    """What each node of an account did: accepted tasks and tokens of it, bytes it moved."""
+    return await tx.all(
+        select(
+            *_NODE,
+            func.count(submissions.c.task_id).label("tasks"),
+            func.coalesce(func.sum(submissions.c.tokens), 0).label("tokens"),
+        )
+        .join(submissions, submissions.c.node_id == nodes.c.id, isouter=True)
+        .where(nodes.c.account_id == account_id)
+        .group_by(*_NODE)
+        .order_by(nodes.c.joined_at, nodes.c.id)
+    )
