@@ -58,11 +58,10 @@ def town(tmp_path: Path) -> Iterator[tuple[str, str]]:
     before = structlog.get_config()  # other tests' server may be running beside this one
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
     try:
-        with serving(create_app(grid)) as address:
+        with serving(create_app(grid), grid.db.close) as address:
             yield address, token
     finally:
         structlog.configure(**before)
-        asyncio.run(grid.db.close())
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from distribai.orchestrator.fleet import tokens
 from distribai.orchestrator.http.app import create_app
 from distribai.store.blobs import BlobStore
 from distribai.store.engine import Database
+from distribai.wire.joinlink import JoinLink
 from tests.http.serving import serving
 from tests.store.databases import new_sqlite
 
@@ -65,6 +66,7 @@ def real_grid(root: Path) -> Iterator[RealGrid]:
         clock=time.monotonic,
         entropy=os.urandom,
         grid_id="grid_test",
+        join_link=str(JoinLink("here", "here:1", "here:2", "grid_test", "invite")),
     )
     app = create_app(grid)
 

@@ -134,8 +134,8 @@ class Orchestrator:
         spec: JobSpec,
         idempotency_key: str | None,
         by: str,
-        organization_id: str,
-        caller: Principal,
+        organization_id: str = HOME,
+        caller: Principal | None = None,
     ) -> str:
         if idempotency_key in self.keys:
             return self.keys[idempotency_key]
@@ -174,7 +174,14 @@ class Orchestrator:
     async def set_weight(self, grid: Grid, job_id: str, weight: float, by: str) -> None:
         self.jobs[job_id] = dataclasses.replace(self.jobs[job_id], weight=weight)
 
-    async def retry_job(self, grid: Grid, job_id: str, idempotency_key: str | None, by: str) -> str:
+    async def retry_job(
+        self,
+        grid: Grid,
+        job_id: str,
+        idempotency_key: str | None,
+        by: str,
+        caller: Principal | None = None,
+    ) -> str:
         made = await self.create_job(grid, self.jobs[job_id].spec, idempotency_key, by)
         self.jobs[made] = dataclasses.replace(self.jobs[made], retry_of=job_id)
         return made

@@ -103,6 +103,8 @@ ROUTES: dict[tuple[str, str], tuple[frozenset[str], Scope | None]] = {
     ("GET", f"{V1}/audit"): (DECIDE, R),
 }
 
+EVERYONE = {route for route, (allowed, _) in ROUTES.items() if allowed == ANYBODY}
+
 RPCS = {("NodeService", "Session"): "a node, by its key's signature over the challenge"}
 """Every RPC, and who may call it."""
 

@@ -82,6 +82,9 @@ async def things_of_lab(town: Town) -> dict[str, list[tuple[str, str]]]:
     invite = await credentials.create_invite(
         town.world.grid, "carl", trusted=True, uses=None, expires_s=None
     )
+    async with town.http("operator") as operator:
+        made = await operator.post(f"{V1}/webhooks", json={"url": "https://lab.example/hook"})
+        hook = made.json()["id"]
     nobody = "aaaaaaaaaaaaaaaa"
     return {
         "ref": [
@@ -95,6 +98,7 @@ async def things_of_lab(town: Town) -> dict[str, list[tuple[str, str]]]:
         "upload_id": [(upload, f"up_{nobody}")],
         "key_id": [(key, f"key_{nobody}")],
         "invite_id": [(invite.invite.id, f"inv_{nobody}")],
+        "webhook_id": [(hook, f"hook_{nobody}")],
         "account": [(town.ids["ann"], f"acct_{nobody}"), ("carl", "dave")],
         "organization": [(town.ids["lab"], f"org_{nobody}"), ("lab", "lob")],
     }

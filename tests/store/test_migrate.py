@@ -72,7 +72,7 @@ async def test_the_jobs_nodes_and_keys_of_a_grid_without_people_go_to_its_operat
         assert holder.principal.operator
         used = await fleet.use_invite(tx, "cd" * 32)
         assert used is not None
-        assert (used.id, used.account_id, bool(used.trusted)) == ("inv_a", OPERATOR, True)
+        assert (used.id, used.account_id, used.trusted) == ("inv_a", OPERATOR, None)
         assert await access.holder_of(tx, "ef" * 32) is None, "it was revoked before"
     await db.close()
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from distribai.api import answers, why
+from distribai.api import answers, examples_people, why
 from distribai.core.plain import to_plain
 from distribai.core.spec import BlobRef, DataSpec, JobSpec, ModelSpec
 
@@ -271,7 +271,9 @@ _MODELS: Mapping[str, BaseModel] = {
 EXAMPLES: Mapping[str, Any] = {
     **{name: model.model_dump(mode="json") for name, model in _MODELS.items()},
     "JobSpec": to_plain(SPEC),
+    **{name: model.model_dump(mode="json") for name, model in examples_people.MODELS.items()},
     "SpecBody": {"spec": to_plain(SPEC)},
+    "SubmitBody": {"spec": to_plain(SPEC), "organization": "lab"},
     "WeightBody": {"weight": 4.0},
     "WhyBody": {"why": "The data has a mistake in it."},
     "ReasonBody": {"why": "The grid is full this week."},

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 from distribai.api import people as api
-from distribai.api.answers import Listing
+from distribai.api.answers import Listing, Page
 from distribai.client.calls import Call, segment
 
 T = TypeVar("T")
@@ -23,6 +23,11 @@ def _organization(ref: str, tail: str = "") -> str:
     return f"{V1}/organizations/{segment(ref, 'organization', 'distribai team list')}{tail}"
 
 
+def once(key: str) -> dict[str, str]:
+    """The header that makes a request one thing however often it is sent; none for no key."""
+    return {"Idempotency-Key": key} if key else {}
+
+
 def log_in(login: str, name: str) -> Call[api.NewKey]:
     """Exchange a one-time login for a key."""
     return Call("POST", f"{V1}/login", api.NewKey, body={"login": login, "name": name})
@@ -33,14 +38,16 @@ def me() -> Call[api.Identity]:
     return Call("GET", f"{V1}/me", api.Identity)
 
 
-def accounts() -> Call[Listing[api.AccountSummary]]:
-    """All accounts."""
-    return Call("GET", f"{V1}/accounts", Listing[api.AccountSummary])
+def accounts(cursor: str = "") -> Call[Page[api.AccountSummary]]:
+    """One page of accounts."""
+    return Call("GET", f"{V1}/accounts", Page[api.AccountSummary], {"cursor": cursor})
 
 
-def create_account(name: str) -> Call[api.NewLogin]:
+def create_account(name: str, idempotency_key: str = "") -> Call[api.NewLogin]:
     """Make an account, and a one-time login for it."""
-    return Call("POST", f"{V1}/accounts", api.NewLogin, body={"name": name})
+    return Call(
+        "POST", f"{V1}/accounts", api.NewLogin, body={"name": name}, headers=once(idempotency_key)
+    )
 
 
 def account(ref: str) -> Call[api.Account]:
@@ -58,14 +65,20 @@ def close_account(ref: str) -> Call[api.Account]:
     return Call("POST", _account(ref, "/close"), api.Account)
 
 
-def organizations() -> Call[Listing[api.Organization]]:
-    """The organizations that the caller may see."""
-    return Call("GET", f"{V1}/organizations", Listing[api.Organization])
+def organizations(cursor: str = "") -> Call[Page[api.Organization]]:
+    """One page of the organizations that the caller may see."""
+    return Call("GET", f"{V1}/organizations", Page[api.Organization], {"cursor": cursor})
 
 
-def create_organization(name: str) -> Call[api.Organization]:
+def create_organization(name: str, idempotency_key: str = "") -> Call[api.Organization]:
     """Make an organization."""
-    return Call("POST", f"{V1}/organizations", api.Organization, body={"name": name})
+    return Call(
+        "POST",
+        f"{V1}/organizations",
+        api.Organization,
+        body={"name": name},
+        headers=once(idempotency_key),
+    )
 
 
 def organization(ref: str) -> Call[api.Organization]:
@@ -117,17 +130,20 @@ def set_quota(
     return Call("PUT", _organization(organization, "/quota"), api.Organization, body=body)
 
 
-def keys(account: str = "") -> Call[Listing[api.Key]]:
-    """The caller's keys, or for operators another account's."""
-    return Call("GET", f"{V1}/keys", Listing[api.Key], {"account": account})
+def keys(account: str = "", cursor: str = "") -> Call[Page[api.Key]]:
+    """One page of the caller's keys, or for operators of another account's."""
+    return Call("GET", f"{V1}/keys", Page[api.Key], {"account": account, "cursor": cursor})
 
 
 def create_key(
-    name: str, scopes: Sequence[str] = (), expires_s: float | None = None
+    name: str,
+    scopes: Sequence[str] = (),
+    expires_s: float | None = None,
+    idempotency_key: str = "",
 ) -> Call[api.NewKey]:
     """Make a key of the caller's account."""
     body = {"name": name, "scopes": list(scopes), "expires_s": expires_s}
-    return Call("POST", f"{V1}/keys", api.NewKey, body=body)
+    return Call("POST", f"{V1}/keys", api.NewKey, body=body, headers=once(idempotency_key))
 
 
 def revoke_key(key_id: str) -> Call[api.Key]:
@@ -136,9 +152,9 @@ def revoke_key(key_id: str) -> Call[api.Key]:
     return Call("DELETE", path, api.Key)
 
 
-def invites() -> Call[Listing[api.Invite]]:
-    """All invites."""
-    return Call("GET", f"{V1}/invites", Listing[api.Invite])
+def invites(cursor: str = "") -> Call[Page[api.Invite]]:
+    """One page of invites."""
+    return Call("GET", f"{V1}/invites", Page[api.Invite], {"cursor": cursor})
 
 
 def create_invite(
@@ -148,6 +164,7 @@ def create_invite(
     uses: int | None = None,
     expires_s: float | None = None,
     note: str = "",
+    idempotency_key: str = "",
 ) -> Call[api.NewInvite]:
     """Make an invite for an account's machines."""
     body = {
@@ -157,7 +174,7 @@ def create_invite(
         "expires_s": expires_s,
         "note": note,
     }
-    return Call("POST", f"{V1}/invites", api.NewInvite, body=body)
+    return Call("POST", f"{V1}/invites", api.NewInvite, body=body, headers=once(idempotency_key))
 
 
 def revoke_invite(invite_id: str) -> Call[api.Invite]:
@@ -188,6 +205,16 @@ class People:
     def _ask(self, call: Call[T]) -> T:
         return cast(T, self._send(call))
 
+    def _all(self, call: Callable[[str], Call[Page[T]]]) -> list[T]:
+        """The entries of all pages."""
+        found, cursor = list[T](), ""
+        while True:
+            page = self._ask(call(cursor))
+            found += page.items
+            cursor = page.next_cursor
+            if not cursor:
+                return found
+
     def log_in(self, login: str, name: str = "login") -> api.NewKey:
         """Exchange a one-time login for a key, whose secret is told only now."""
         return self._ask(log_in(login, name))
@@ -198,7 +225,7 @@ class People:
 
     def accounts(self) -> list[api.AccountSummary]:
         """All accounts."""
-        return self._ask(accounts()).items
+        return self._all(accounts)
 
     def create_account(self, name: str) -> api.NewLogin:
         """Make an account, and a one-time login to hand to its owner."""
@@ -218,7 +245,7 @@ class People:
 
     def organizations(self) -> list[api.Organization]:
         """The organizations that the caller is in; for operators all."""
-        return self._ask(organizations()).items
+        return self._all(organizations)
 
     def create_organization(self, name: str) -> api.Organization:
         """Make an organization."""
@@ -246,7 +273,7 @@ class People:
 
     def keys(self, account: str = "") -> list[api.Key]:
         """The caller's keys, or for operators another account's."""
-        return self._ask(keys(account)).items
+        return self._all(lambda cursor: keys(account, cursor))
 
     def create_key(
         self, name: str, scopes: Sequence[str] = (), expires_s: float | None = None
@@ -260,7 +287,7 @@ class People:
 
     def invites(self) -> list[api.Invite]:
         """All invites."""
-        return self._ask(invites()).items
+        return self._all(invites)
 
     def create_invite(self, account: str, **how: Any) -> api.NewInvite:
         """Make an invite for an account's machines; ``how`` as in :func:`create_invite`."""

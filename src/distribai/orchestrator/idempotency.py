@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from distribai.core.plain import fingerprint
 from distribai.errors import Conflict
 from distribai.orchestrator.context import Grid
 from distribai.store.engine import Tx
 from distribai.store.statements import idempotency as statements
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,3 +100,27 @@ async def once(grid: Grid, key: Key | None, make: Callable[[Tx], Awaitable[str]]
             made = await made_before(tx, key)
         assert made is not None, "keys are never deleted"
         return made
+
+
+async def told_once(
+    grid: Grid,
+    key: Key | None,
+    make: Callable[[Tx], Awaitable[tuple[str, T]]],
+    again: Callable[[Tx, str], Awaitable[T]],
+) -> T:
+    """The answer of ``make``, which gives the id of what it makes beside it; if the key has made it
+    before, the answer of ``again`` for that id. For what has a secret that is stored as a hash: the
+    answer of the first time cannot be given again, so ``again`` puts another secret in its place.
+
+    Raises:
+        Conflict: ``http.idempotency``: the key was used for another request.
+    """
+    try:
+        async with grid.db.write() as tx:
+            if (made := await made_before(tx, key)) is not None:
+                return await again(tx, made)
+            object_id, answer = await make(tx)
+            await remember(tx, key, object_id)
+            return answer
+    except SameKey:
+        return await told_once(grid, key, make, again)

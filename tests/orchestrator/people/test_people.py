@@ -80,7 +80,7 @@ async def test_the_operator_s_token_of_an_earlier_grid_goes_on_to_work(any_town:
     who = await tokens.verify_token(grid, "dop_of_an_earlier_version")
     assert who.operator
     assert who.account_id == OPERATOR
-    (old,) = [k for k in await queries.list_keys(grid, who) if "earlier" in k.name]
+    (old,) = [k for k in (await queries.list_keys(grid, who)).items if "earlier" in k.name]
     assert (await credentials.revoke_key(grid, who, old.id)).valid is False
     with pytest.raises(Unauthenticated):
         await tokens.verify_token(grid, "dop_of_an_earlier_version")
@@ -91,7 +91,7 @@ async def test_a_key_tells_when_it_was_used_last_and_not_at_every_request(town: 
     who = await town.principal("ann")
 
     async def last_used() -> float | None:
-        return (await queries.list_keys(world.grid, who))[0].last_used_at
+        return (await queries.list_keys(world.grid, who)).items[0].last_used_at
 
     first = await last_used()
     assert first == world.time.now
@@ -114,7 +114,7 @@ async def test_an_account_that_is_closed_opens_nothing(any_town: Town) -> None:
         await credentials.log_in(grid, login.login, "x")
     with pytest.raises(Conflict, match="closed"):
         await credentials.new_login(grid, "carl")
-    (told,) = [i for i in await queries.list_invites(grid) if i.id == invite.invite.id]
+    (told,) = [i for i in (await queries.list_invites(grid)).items if i.id == invite.invite.id]
     assert not told.valid
 
 
@@ -272,7 +272,7 @@ async def test_the_audit_says_who_did_what_by_which_key(any_town: Town) -> None:
     assert feed[1]["key"].startswith("ann (dak_")
     assert {a["account"] for a in own} == {"ann"}
     assert behind.json()["items"] == feed[-1:]
-    names = await queries.list_accounts(grid)
+    names = (await queries.list_accounts(grid)).items
     assert {a.name for a in names} == {"operator", "ann", "bob", "carl", "nils", "vera"}
 
 

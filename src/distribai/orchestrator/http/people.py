@@ -10,7 +10,9 @@ from distribai.api import answers
 from distribai.api import people as api
 from distribai.core.people import Policy, Quota, Scope
 from distribai.core.plain import to_plain
+from distribai.orchestrator.http.parameters import Cursor, IdempotencyKey, Limit
 from distribai.orchestrator.http.security import Access, Caller, GridOf, allow
+from distribai.orchestrator.idempotency import key_for
 from distribai.orchestrator.people import commands, credentials, queries
 
 router = APIRouter(tags=["people"])
@@ -36,20 +38,22 @@ async def me(grid: GridOf, caller: Caller) -> Any:
 # ------------------------------------------------------------------ accounts
 
 
-@router.get(
-    "/accounts", summary="List accounts", response_model=answers.Listing[api.AccountSummary]
-)
+@router.get("/accounts", summary="List accounts", response_model=answers.Page[api.AccountSummary])
 @allow(Access.OPERATORS)
-async def list_accounts(grid: GridOf) -> Any:
+async def list_accounts(grid: GridOf, limit: Limit = 1000, cursor: Cursor = "") -> Any:
     """All accounts, by name."""
-    return {"items": to_plain(await queries.list_accounts(grid))}
+    return to_plain(await queries.list_accounts(grid, limit, cursor))
 
 
 @router.post("/accounts", summary="Make an account", status_code=201, response_model=api.NewLogin)
 @allow(Access.OPERATORS, Scope.OPERATE)
-async def create_account(body: api.NameBody, grid: GridOf) -> Any:
-    """With a one-time login to hand to its owner."""
-    return to_plain(await commands.create_account(grid, body.name))
+async def create_account(
+    body: api.NameBody, grid: GridOf, caller: Caller, idempotency_key: IdempotencyKey = None
+) -> Any:
+    """With a one-time login to hand to its owner. The same request with the same idempotency key
+    makes another login, in the place of the one before."""
+    key = key_for(caller.owner, "accounts", idempotency_key, body.name)
+    return to_plain(await commands.create_account(grid, body.name, key))
 
 
 @router.get("/accounts/{account}", summary="Show an account", response_model=api.Account)
@@ -82,12 +86,14 @@ async def close_account(account: Account, grid: GridOf, caller: Caller) -> Any:
 @router.get(
     "/organizations",
     summary="List organizations",
-    response_model=answers.Listing[api.Organization],
+    response_model=answers.Page[api.Organization],
 )
 @allow(Access.ACCOUNTS)
-async def list_organizations(grid: GridOf, caller: Caller) -> Any:
+async def list_organizations(
+    grid: GridOf, caller: Caller, limit: Limit = 100, cursor: Cursor = ""
+) -> Any:
     """Those that the caller is in, by name; operators see all."""
-    return {"items": to_plain(await queries.list_organizations(grid, caller))}
+    return to_plain(await queries.list_organizations(grid, caller, limit, cursor))
 
 
 @router.post(
@@ -97,9 +103,12 @@ async def list_organizations(grid: GridOf, caller: Caller) -> Any:
     response_model=api.Organization,
 )
 @allow(Access.OPERATORS, Scope.OPERATE)
-async def create_organization(body: api.NameBody, grid: GridOf, caller: Caller) -> Any:
+async def create_organization(
+    body: api.NameBody, grid: GridOf, caller: Caller, idempotency_key: IdempotencyKey = None
+) -> Any:
     """It has no members, no limits, and its jobs wait for the operator."""
-    made = await commands.create_organization(grid, body.name)
+    key = key_for(caller.owner, "organizations", idempotency_key, body.name)
+    made = await commands.create_organization(grid, body.name, key)
     return to_plain(await queries.show_organization(grid, caller, made))
 
 

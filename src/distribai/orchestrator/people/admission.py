@@ -36,7 +36,8 @@ async def organization_for(grid: Grid, caller: Principal, ref: str) -> str:
     allowed, seen = caller.works_in(), caller.sees()
     async with grid.db.read() as tx:
         if ref or allowed is None:
-            found = await people.organization(tx, ref or HOME_NAME)
+            known = ref.isprintable()  # PostgreSQL takes no zero
+            found = await people.organization(tx, ref or HOME_NAME) if known else None
             if found is None or (seen is not None and found.id not in caller.roles):
                 raise NotFound(
                     "organization.unknown",
@@ -51,7 +52,7 @@ async def organization_for(grid: Grid, caller: Principal, ref: str) -> str:
                 f"You may not submit jobs to {found.name}.",
                 "Its members may; ask the operator.",
             )
-        names = [o.name for o in await people.all_organizations(tx, allowed)]
+        names = [o.name for o in await people.organizations_page(tx, allowed)]
     if not allowed:
         raise NotAllowed(
             "auth.forbidden",
@@ -118,7 +119,7 @@ async def check_upload(grid: Grid, caller: Principal, ref: BlobRef) -> None:
         return
     excess = None
     async with grid.db.read() as tx:
-        for row in await people.all_organizations(tx, allowed):
+        for row in await people.organizations_page(tx, allowed):
             quota = from_plain(Quota, row.quota)
             if quota.bytes is None:
                 return

@@ -19,6 +19,7 @@ from distribai.core.plain import to_plain
 from distribai.errors import Conflict
 from distribai.orchestrator import events
 from distribai.orchestrator.context import Grid
+from distribai.orchestrator.idempotency import Key, once, told_once
 from distribai.orchestrator.people import access, credentials
 from distribai.orchestrator.people.queries import (
     find_account,
@@ -33,22 +34,28 @@ from distribai.store.statements import people
 # ------------------------------------------------------------------ accounts
 
 
-async def create_account(grid: Grid, name: str) -> NewLogin:
+async def create_account(grid: Grid, name: str, key: Key | None = None) -> NewLogin:
     """Make an account that is in no organization yet, and a one-time login for it.
 
     Raises:
         UsageError: ``people.name``.
-        Conflict: ``account.taken``.
+        Conflict: ``account.taken``; ``http.idempotency``.
     """
     check_name(name, "account")
     account_id = grid.new_id("acct")
-    async with grid.db.write() as tx:
+
+    async def make(tx: Tx) -> tuple[str, NewLogin]:
         if not await people.add_account(tx, account_id, name):
             raise Conflict(
                 "account.taken", f"There is an account {name} already.", "Take another name."
             )
         await events.record(tx, "account.created", data={"account": account_id, "name": name})
-        return await credentials.add_login(grid, tx, account_id, name)
+        return account_id, await credentials.add_login(grid, tx, account_id, name)
+
+    async def again(tx: Tx, made: str) -> NewLogin:
+        return await credentials.add_login(grid, tx, made, name)
+
+    return await told_once(grid, key, make, again)
 
 
 async def close_account(grid: Grid, ref: str) -> None:
@@ -72,16 +79,17 @@ async def close_account(grid: Grid, ref: str) -> None:
 # ------------------------------------------------------------------ organizations
 
 
-async def create_organization(grid: Grid, name: str) -> str:
+async def create_organization(grid: Grid, name: str, key: Key | None = None) -> str:
     """Make an organization without members whose jobs wait for the operator; its id.
 
     Raises:
         UsageError: ``people.name``.
-        Conflict: ``organization.taken``.
+        Conflict: ``organization.taken``; ``http.idempotency``.
     """
     check_name(name, "organization")
     organization_id = grid.new_id("org")
-    async with grid.db.write() as tx:
+
+    async def make(tx: Tx) -> str:
         made = await people.add_organization(
             tx, organization_id, name, to_plain(Policy()), to_plain(Quota())
         )
@@ -93,7 +101,9 @@ async def create_organization(grid: Grid, name: str) -> str:
             )
         data = {"organization": organization_id, "name": name}
         await events.record(tx, "organization.created", data=data)
-    return organization_id
+        return organization_id
+
+    return await once(grid, key, make)
 
 
 async def set_role(grid: Grid, organization: str, account: str, role: Role) -> None:

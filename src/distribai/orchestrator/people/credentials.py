@@ -15,6 +15,7 @@ from distribai.errors import Conflict, NotAllowed, NotFound, Unauthenticated, Un
 from distribai.orchestrator import events
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.fleet import tokens
+from distribai.orchestrator.idempotency import Key, told_once
 from distribai.orchestrator.people import access
 from distribai.orchestrator.people.queries import (
     find_account,
@@ -91,6 +92,7 @@ async def create_key(
     name: str,
     scopes: Collection[Scope],
     expires_s: float | None = None,
+    key: Key | None = None,
 ) -> NewKey:
     """Make a key of the caller's account that may do no more, and lasts no longer, than the key
     that the caller uses.
@@ -101,9 +103,11 @@ async def create_key(
         name: what it is for, for people.
         scopes: what it may be used for; none given: what the caller's own key may.
         expires_s: seconds from now on that it is valid; None: as long as the caller's own.
+        key: of the request; asked again, the same key is told with another secret.
 
     Raises:
         NotAllowed: ``key.scope``.
+        Conflict: ``http.idempotency``.
     """
     wanted = frozenset(scopes) or caller.scopes
     if more := sorted(wanted - caller.scopes):
@@ -112,7 +116,8 @@ async def create_key(
             f"This key cannot make one with the scope {more[0]}, which it lacks.",
             "Use a key that has it; `distribai login` makes one with all.",
         )
-    async with grid.db.write() as tx:
+
+    async def make(tx: Tx) -> tuple[str, NewKey]:
         own = await people.key(tx, caller.key_id)
         account = await people.account(tx, caller.account_id)
         assert own is not None and account is not None, "neither is ever deleted"  # noqa: PT018
@@ -124,7 +129,21 @@ async def create_key(
                 "Give a shorter time, or use a key that lasts.",
             )
         label = clean(name, MAX_NAME, lines=False)
-        return await _add_key(grid, tx, account, label, tuple(sorted(wanted)), until)
+        made = await _add_key(grid, tx, account, label, tuple(sorted(wanted)), until)
+        return made.key.id, made
+
+    async def again(tx: Tx, key_id: str) -> NewKey:
+        secret = _fresh(grid)
+        await people.new_secret(tx, key_id, secret[: tokens.SHOWN], tokens.hash_secret(secret))
+        row = await people.key(tx, key_id)
+        assert row is not None, "keys are never deleted"
+        return NewKey(key_record(row, tx.now), secret, caller.name)
+
+    return await told_once(grid, key, make, again)
+
+
+def _fresh(grid: Grid) -> str:
+    return tokens.new_secret(tokens.KEY_PREFIX, grid.entropy, tokens.OPERATOR_BYTES)
 
 
 async def _add_key(
@@ -135,7 +154,7 @@ async def _add_key(
     scopes: tuple[Scope, ...],
     expires_at: float | None,
 ) -> NewKey:
-    secret = tokens.new_secret(tokens.KEY_PREFIX, grid.entropy, tokens.OPERATOR_BYTES)
+    secret = _fresh(grid)
     key_id = make_id("key", grid.entropy(RANDOM_BYTES))
     await people.add_key(
         tx,
@@ -191,6 +210,7 @@ async def create_invite(
     uses: int | None,
     expires_s: float | None,
     note: str = "",
+    key: Key | None = None,
 ) -> NewInvite:
     """Make an invite for an account's machines.
 
@@ -201,17 +221,19 @@ async def create_invite(
         uses: how many new nodes it lets in; None: any number.
         expires_s: seconds from now on in which it does; None: for ever.
         note: what it is for, for people.
+        key: of the request; asked again, the same invite is told with another secret.
 
     Raises:
         NotFound: ``account.unknown``.
-        Conflict: ``account.closed``.
+        Conflict: ``account.closed``; ``http.idempotency``.
         Unavailable: ``grid.unreachable``: this process does not listen for nodes yet.
     """
     if not grid.join_link:
         raise Unavailable("grid.unreachable", "The grid does not listen for nodes yet.")
     secret = tokens.new_secret("", grid.entropy, tokens.INVITE_BYTES)
     invite_id = make_id("inv", grid.entropy(RANDOM_BYTES))
-    async with grid.db.write() as tx:
+
+    async def make(tx: Tx) -> tuple[str, InviteRecord]:
         owner = await find_account(tx, account)
         if owner.closed_at is not None:
             raise Conflict("account.closed", f"The account {owner.name} is closed.")
@@ -227,7 +249,13 @@ async def create_invite(
         )
         data = {"invite": invite_id, "account": owner.id, "name": owner.name, "trusted": trusted}
         await events.record(tx, "invite.created", data=data)
-        told = await _invite(tx, invite_id)
+        return invite_id, await _invite(tx, invite_id)
+
+    async def again(tx: Tx, made: str) -> InviteRecord:
+        await people.new_invite_secret(tx, made, tokens.hash_secret(secret))
+        return await _invite(tx, made)
+
+    told = await told_once(grid, key, make, again)
     link = replace(joinlink.parse(grid.join_link), invite=secret)
     return NewInvite(told, str(link))
 
@@ -250,5 +278,6 @@ async def revoke_invite(grid: Grid, invite_id: str) -> InviteRecord:
 
 
 async def _invite(tx: Tx, invite_id: str) -> InviteRecord:
-    (row,) = [r for r in await people.all_invites(tx) if r.id == invite_id]
+    row = await people.invite(tx, invite_id)
+    assert row is not None, "invites are never deleted"
     return invite_record(row, tx.now)

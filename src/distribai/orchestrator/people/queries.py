@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 
 from distribai.core.people import Policy, Principal, Quota, Usage
 from distribai.core.plain import from_plain
-from distribai.errors import NotFound
+from distribai.errors import NotFound, UsageError
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.feed import event_record
 from distribai.orchestrator.people.records import (
@@ -20,6 +21,7 @@ from distribai.orchestrator.people.records import (
     NodeWork,
     OrganizationRecord,
 )
+from distribai.orchestrator.records import Page
 from distribai.store import outbox
 from distribai.store.engine import AnyRow, Tx
 from distribai.store.statements import people
@@ -71,17 +73,17 @@ def no_organization(ref: str) -> NotFound:
 async def whoami(grid: Grid, caller: Principal) -> Identity:
     """Who asks, and what that may do."""
     async with grid.db.read() as tx:
-        mine = await _members(tx, account_id=caller.account_id)
+        mine = await _members(tx, account_ids=[caller.account_id])
     scopes = tuple(sorted(caller.scopes))
     return Identity(caller.account_id, caller.name, caller.operator, caller.key_id, scopes, mine)
 
 
-async def list_accounts(grid: Grid) -> tuple[AccountSummary, ...]:
-    """All accounts, by name."""
+async def list_accounts(grid: Grid, limit: int = 1000, cursor: str = "") -> Page[AccountSummary]:
+    """Accounts, by name."""
     async with grid.db.read() as tx:
-        rows = await people.all_accounts(tx)
-        members = await _members(tx)
-    return tuple(
+        rows = await people.accounts_page(tx, _name(cursor), limit + 1)
+        members = await _members(tx, account_ids=[r.id for r in rows])
+    items = tuple(
         AccountSummary(
             r.id,
             r.name,
@@ -89,8 +91,13 @@ async def list_accounts(grid: Grid) -> tuple[AccountSummary, ...]:
             r.closed_at,
             tuple(m for m in members if m.account_id == r.id),
         )
-        for r in rows
+        for r in rows[:limit]
     )
+    return Page(items, items[-1].name if len(rows) > limit else "")
+
+
+def _name(cursor: str) -> str:
+    return cursor if cursor.isprintable() else ""
 
 
 async def show_account(grid: Grid, caller: Principal, ref: str) -> AccountRecord:
@@ -103,7 +110,7 @@ async def show_account(grid: Grid, caller: Principal, ref: str) -> AccountRecord
         row = await find_account(tx, ref)
         if not caller.operator and row.id != caller.account_id:
             raise no_account(ref)
-        members = await _members(tx, account_id=row.id)
+        members = await _members(tx, account_ids=[row.id])
         found = await people.work_of_nodes(tx, row.id)
     nodes = tuple(NodeWork(**r._mapping) for r in found)
     return AccountRecord(
@@ -120,11 +127,15 @@ async def show_account(grid: Grid, caller: Principal, ref: str) -> AccountRecord
     )
 
 
-async def list_organizations(grid: Grid, caller: Principal) -> tuple[OrganizationRecord, ...]:
+async def list_organizations(
+    grid: Grid, caller: Principal, limit: int = 1000, cursor: str = ""
+) -> Page[OrganizationRecord]:
     """Organizations by name; to others than operators those that they are in."""
     async with grid.db.read() as tx:
-        rows = await people.all_organizations(tx, None if caller.operator else list(caller.roles))
-        return tuple([await _organization(tx, row) for row in rows])
+        ids = None if caller.operator else list(caller.roles)
+        rows = await people.organizations_page(tx, ids, _name(cursor), limit + 1)
+        items = tuple([await _organization(tx, row) for row in rows[:limit]])
+    return Page(items, items[-1].name if len(rows) > limit else "")
 
 
 async def show_organization(grid: Grid, caller: Principal, ref: str) -> OrganizationRecord:
@@ -153,28 +164,56 @@ async def _organization(tx: Tx, row: AnyRow) -> OrganizationRecord:
 
 
 async def _members(
-    tx: Tx, account_id: str | None = None, organization_ids: Collection[str] | None = None
+    tx: Tx,
+    account_ids: Collection[str] | None = None,
+    organization_ids: Collection[str] | None = None,
 ) -> tuple[MemberRecord, ...]:
-    rows = await people.members(tx, account_id=account_id, organization_ids=organization_ids)
+    rows = await people.members(tx, account_ids=account_ids, organization_ids=organization_ids)
     return tuple(
         MemberRecord(r.account_id, r.account, r.organization_id, r.organization, r.role)
         for r in rows
     )
 
 
-async def list_keys(grid: Grid, caller: Principal, account: str = "") -> tuple[KeyRecord, ...]:
+async def list_keys(
+    grid: Grid, caller: Principal, account: str = "", limit: int = 1000, cursor: str = ""
+) -> Page[KeyRecord]:
     """The caller's keys, the newest first; an operator may ask for another account's.
 
     Raises:
         NotFound: ``account.unknown``.
+        UsageError: ``usage.invalid``: the cursor is not one of ours.
     """
+    before = _before(cursor)
     async with grid.db.read() as tx:
         account_id = caller.account_id
         if account:
             account_id = (await find_account(tx, account)).id
             if not caller.operator and account_id != caller.account_id:
                 raise no_account(account)
-        return tuple(key_record(row, tx.now) for row in await people.keys_of(tx, account_id))
+        rows = await people.keys_page(tx, account_id, limit + 1, before)
+        items = tuple(key_record(row, tx.now) for row in rows[:limit])
+    return Page(items, _behind(items[-1]) if len(rows) > limit else "")
+
+
+def _before(cursor: str) -> tuple[float, str] | None:
+    at, _, object_id = cursor.partition("~")
+    try:
+        moment = float(at or "0")
+    except ValueError:
+        moment = math.nan
+    if not math.isfinite(moment) or not object_id.isprintable():
+        raise UsageError(
+            "usage.invalid",
+            f"{cursor[:60]!r} is not a cursor of this list.",
+            "Give back a cursor as it was answered, or none to begin at the beginning.",
+            field="cursor",
+        )
+    return (moment, object_id) if cursor else None
+
+
+def _behind(last: KeyRecord | InviteRecord) -> str:
+    return f"{last.created_at!r}~{last.id}"
 
 
 def key_record(row: AnyRow, now: float) -> KeyRecord:
@@ -194,10 +233,17 @@ def key_record(row: AnyRow, now: float) -> KeyRecord:
     )
 
 
-async def list_invites(grid: Grid) -> tuple[InviteRecord, ...]:
-    """All invites, the newest first."""
+async def list_invites(grid: Grid, limit: int = 1000, cursor: str = "") -> Page[InviteRecord]:
+    """Invites, the newest first.
+
+    Raises:
+        UsageError: ``usage.invalid``: the cursor is not one of ours.
+    """
+    before = _before(cursor)
     async with grid.db.read() as tx:
-        return tuple(invite_record(row, tx.now) for row in await people.all_invites(tx))
+        rows = await people.invites_page(tx, limit + 1, before)
+        items = tuple(invite_record(row, tx.now) for row in rows[:limit])
+    return Page(items, _behind(items[-1]) if len(rows) > limit else "")
 
 
 def invite_record(row: AnyRow, now: float) -> InviteRecord:
@@ -232,7 +278,7 @@ async def audit(
     async with grid.db.read() as tx:
         account_id = (await find_account(tx, account)).id if account else None
         rows = await outbox.read(tx, cursor, limit, actors=True, account_id=account_id)
-        names = {a.id: a.name for a in await people.all_accounts(tx)}
+        names = await people.account_names(tx, {r.account_id for r in rows})
         keys = await people.keys_by_id(tx, {r.key_id for r in rows})
     told = {k.id: f"{k.name} ({k.prefix}...)" for k in keys}
     return tuple(

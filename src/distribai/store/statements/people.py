@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
+    Table,
     and_,
     bindparam,
     exists,
@@ -38,6 +39,17 @@ from distribai.store.tables import (
 
 ENDED = [state.value for state in JobState if is_terminal(JOB, state)]
 
+Before = tuple[float, str]
+"""Where a page that is read backwards in time begins: before this (created_at, id)."""
+
+
+def _newest_first(query: Any, table: Table, limit: int, before: Before | None) -> Any:
+    at, key = table.c.created_at, table.c.id
+    if before is not None:
+        query = query.where(or_(at < before[0], and_(at == before[0], key > before[1])))
+    return query.order_by(at.desc(), key).limit(limit)
+
+
 # ------------------------------------------------------------------ accounts
 
 
@@ -53,9 +65,18 @@ async def account(tx: Tx, ref: str) -> AnyRow | None:
     return await tx.first(select(accounts).where(or_(accounts.c.id == ref, accounts.c.name == ref)))
 
 
-async def all_accounts(tx: Tx) -> Sequence[AnyRow]:
-    """Accounts by name."""
-    return await tx.all(select(accounts).order_by(accounts.c.name))
+async def accounts_page(tx: Tx, after: str, limit: int) -> Sequence[AnyRow]:
+    """Accounts behind a name, by name."""
+    query = select(accounts).where(accounts.c.name > after)
+    return await tx.all(query.order_by(accounts.c.name).limit(limit))
+
+
+async def account_names(tx: Tx, ids: Collection[str]) -> dict[str, str]:
+    """Names of accounts by id."""
+    if not ids:
+        return {}
+    rows = await tx.all(select(accounts.c.id, accounts.c.name).where(accounts.c.id.in_(list(ids))))
+    return {row.id: row.name for row in rows}
 
 
 async def close_account(tx: Tx, account_id: str) -> None:
@@ -98,9 +119,12 @@ def _named_organization(ref: str) -> Any:
     return select(organizations).where(or_(organizations.c.id == ref, organizations.c.name == ref))
 
 
-async def all_organizations(tx: Tx, ids: Collection[str] | None) -> Sequence[AnyRow]:
-    """Organizations by name; None: all."""
-    query = select(organizations).order_by(organizations.c.name)
+async def organizations_page(
+    tx: Tx, ids: Collection[str] | None, after: str = "", limit: int | None = None
+) -> Sequence[AnyRow]:
+    """Organizations behind a name, by name; of ``ids``, or of all."""
+    query = select(organizations).where(organizations.c.name > after)
+    query = query.order_by(organizations.c.name).limit(limit)
     return await tx.all(query if ids is None else query.where(organizations.c.id.in_(list(ids))))
 
 
@@ -150,9 +174,12 @@ def _membership(account_id: str, organization_id: str) -> ColumnElement[bool]:
 
 
 async def members(
-    tx: Tx, *, account_id: str | None = None, organization_ids: Collection[str] | None = None
+    tx: Tx,
+    *,
+    account_ids: Collection[str] | None = None,
+    organization_ids: Collection[str] | None = None,
 ) -> Sequence[AnyRow]:
-    """Memberships with both names, by organization and account; of an account, or of
+    """Memberships with both names, by organization and account; of accounts, or of
     organizations."""
     query = (
         select(
@@ -164,8 +191,8 @@ async def members(
         .join(organizations, organizations.c.id == memberships.c.organization_id)
         .order_by(organizations.c.name, accounts.c.name)
     )
-    if account_id is not None:
-        query = query.where(memberships.c.account_id == account_id)
+    if account_ids is not None:
+        query = query.where(memberships.c.account_id.in_(list(account_ids)))
     if organization_ids is not None:
         query = query.where(memberships.c.organization_id.in_(list(organization_ids)))
     return await tx.all(query)
@@ -230,13 +257,18 @@ async def key(tx: Tx, key_id: str) -> AnyRow | None:
     return await tx.first(select(api_keys).where(api_keys.c.id == key_id))
 
 
-async def keys_of(tx: Tx, account_id: str) -> Sequence[AnyRow]:
-    """All keys of an account, the newest first."""
-    return await tx.all(
-        select(api_keys)
-        .where(api_keys.c.account_id == account_id)
-        .order_by(api_keys.c.created_at.desc(), api_keys.c.id)
-    )
+async def keys_page(
+    tx: Tx, account_id: str, limit: int, before: Before | None = None
+) -> Sequence[AnyRow]:
+    """Keys of an account, the newest first, those before ``(created_at, id)``."""
+    query = select(api_keys).where(api_keys.c.account_id == account_id)
+    return await tx.all(_newest_first(query, api_keys, limit, before))
+
+
+async def new_secret(tx: Tx, key_id: str, prefix: str, secret_hash: str) -> None:
+    """Give a key another secret; the one before opens nothing any more."""
+    values = {"prefix": prefix, "secret_hash": secret_hash}
+    await tx.run(update(api_keys).where(api_keys.c.id == key_id).values(**values))
 
 
 async def revoke_key(tx: Tx, key_id: str) -> None:
@@ -293,13 +325,25 @@ async def take_login(tx: Tx, token_hash: str) -> str | None:
 # ------------------------------------------------------------------ invites
 
 
-async def all_invites(tx: Tx) -> Sequence[AnyRow]:
-    """Invites with their account's name, the newest first."""
-    return await tx.all(
-        select(invites, accounts.c.name.label("account"))
-        .join(accounts, accounts.c.id == invites.c.account_id, isouter=True)
-        .order_by(invites.c.created_at.desc(), invites.c.id)
+def _with_account() -> Any:
+    return select(invites, accounts.c.name.label("account")).join(
+        accounts, accounts.c.id == invites.c.account_id, isouter=True
     )
+
+
+async def invite(tx: Tx, invite_id: str) -> AnyRow | None:
+    """One invite with its account's name."""
+    return await tx.first(_with_account().where(invites.c.id == invite_id))
+
+
+async def invites_page(tx: Tx, limit: int, before: Before | None = None) -> Sequence[AnyRow]:
+    """Invites with their account's name, the newest first, those before ``(created_at, id)``."""
+    return await tx.all(_newest_first(_with_account(), invites, limit, before))
+
+
+async def new_invite_secret(tx: Tx, invite_id: str, secret_hash: str) -> None:
+    """Give an invite another secret; the one before lets nobody in any more."""
+    await tx.run(update(invites).where(invites.c.id == invite_id).values(secret_hash=secret_hash))
 
 
 async def revoke_invites_of(tx: Tx, account_id: str) -> None:
