@@ -122,7 +122,9 @@ class Attached:
         self._task = asyncio.create_task(self._run(grid))
 
     def beat(self) -> None:
-        """Send a heartbeat."""
+        """Send a heartbeat, once it has been let in."""
+        if not self.registered:
+            return
         self._inbox.put_nowait(self._node.heartbeat())
 
     async def leave(self) -> None:

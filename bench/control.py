@@ -95,7 +95,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measure each part with processes of its own."""
     if args.quick:
-        args.nodes, args.streams, args.samples = 300, 200, 60
+        args.nodes, args.streams, args.samples = 100, 120, 20
     root = Path(tempfile.mkdtemp(prefix="distribai-bench-"))
     found: dict[str, Any] = {}
     try:
@@ -255,12 +255,12 @@ def _streams(args: argparse.Namespace, root: Path, database: str, _pid: int) -> 
 
 
 def _memory_by_stream(pid: int, streams: int, address: str, invite: str) -> float:
-    """kB of resident memory of a server process by stream, its first hundred aside."""
+    """kB of resident memory of a server process by stream, its first fifty aside."""
     with _Client([address], invite) as client:
-        client.connect(100)
+        client.connect(50)
         before = _resident(pid)
         client.connect(streams)
-        return (_resident(pid) - before) / KB / (streams - 100)
+        return (_resident(pid) - before) / KB / (streams - 50)
 
 
 def _resident(pid: int) -> float:
@@ -293,7 +293,7 @@ async def _echo(pipe: Connection) -> None:
 
 
 def _three(args: argparse.Namespace, root: Path, database: str, pid: int) -> dict[str, Any]:
-    nodes, wanted = (60, 200) if args.quick else (300, 3000)
+    nodes, wanted = (30, 20) if args.quick else (300, 3000)
     rates: dict[int, float] = {}
     away: list[float] = []
     for count in (1, 3):
@@ -303,7 +303,7 @@ def _three(args: argparse.Namespace, root: Path, database: str, pid: int) -> dic
             with _Client(addresses, replicas[0].invite) as client:
                 client.connect(nodes)
                 processes = [r.process.pid for r in replicas]
-                asyncio.run(_ask(replicas, 50))  # warm
+                asyncio.run(_ask(replicas, wanted // 4))  # warm
                 before = _cpu_of(processes, pid)
                 asyncio.run(_ask(replicas, wanted))
                 rates[count] = wanted / (_cpu_of(processes, pid) - before)
@@ -327,12 +327,15 @@ async def _ask(replicas: Sequence[_Replica], wanted: int, at_once: int = 16) -> 
             await stack.enter_async_context(AsyncClient(r.url, replicas[0].token)) for r in replicas
         ]
         jobs = [j.id for j in (await clients[0].send(calls.jobs())).items]
-        job = jobs[0] if jobs else (await clients[0].create_job(_spec())).id
+        if not jobs:
+            await clients[0].send(calls.create_job(_spec(), "bench"))
+            jobs = [j.id for j in (await clients[0].send(calls.jobs())).items]
+        job = jobs[0]
         left = iter(range(wanted))
 
         async def worker() -> None:
             for number in left:
-                await clients[number % len(clients)].generate(job, "x", max_tokens=1)
+                await clients[number % len(clients)].send(calls.generate(job, "x", max_tokens=1))
 
         await asyncio.gather(*(worker() for _ in range(at_once)))
 
