@@ -213,7 +213,9 @@ class Grid:
             with Client(self.ready["url"], self.token) as client:
                 data = DataSpec(source="blobs", files=(client.upload(text),), held_out=0.1)
                 job = client.create_job(_spec(data), key)
-                client.accept(job.id)
+                # Asked for again, after a restart, it may have run to its end already.
+                if client.job(job.id).state == "submitted":
+                    client.accept(job.id)
                 return job.id
 
         return await self._until_answered(lambda: asyncio.to_thread(attempt))
