@@ -106,7 +106,8 @@ class Duties:
     async def clean(self) -> bool:
         """Delete orphans, if it is time again; whether any were."""
         now = self.grid.clock()
-        if self._cleaned_at is not None and now - self._cleaned_at < CLEAN_S:
+        early = self._cleaned_at is not None and now - self._cleaned_at < CLEAN_S
+        if early or not self.grid.settings.orphans_s:
             return False
         if not await self._leases["clean"].held():
             return False

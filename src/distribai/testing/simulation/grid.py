@@ -139,7 +139,10 @@ class _PacedWake(Wake):
 async def _simulate(scenario: Scenario, root: Path) -> Outcome:
     clock = asyncio.get_running_loop().time
     rng = random.Random(f"{scenario.seed}/grid")
-    settings = OrchestratorSettings(state_dir=root, merge_threads=1, liveness=scenario.liveness)
+    # Cleaning goes by the real clock of real files: it has no place in virtual time.
+    settings = OrchestratorSettings(
+        state_dir=root, merge_threads=1, orphans_s=0.0, liveness=scenario.liveness
+    )
     db = await InlineDatabase.create(root / "grid.sqlite3", clock)
     try:
         blobs = PacedBlobs.open(root / "blobs", root / "staging", max_bytes=1 << 24)
