@@ -18,6 +18,7 @@ from distribai.cli.connection import (
     Credentials,
     authority,
     read_credentials,
+    read_kept,
     resolve,
     write_credentials,
 )
@@ -173,6 +174,27 @@ class TestCredentials:
         assert read_credentials(place) == Credentials("http://h:2", "token", "/a")
         assert save_credentials(settings, "http://h:3", "", "/another") == ""
         assert read_credentials(place) == Credentials("http://h:2", "token", "/a")
+
+    def test_grids_of_one_machine_take_turns_and_none_loses_its_key(
+        self, place: Home, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        settings = load()
+        save_credentials(settings, "http://h:1", "first", "/a")
+        save_credentials(settings, "http://h:2", "second", "/b")
+        assert "spoke to http://h:1 until now" in capsys.readouterr().err
+        assert read_credentials(place) == Credentials("http://h:2", "second", "/b")
+        save_credentials(settings, "http://h:1", "", "/a")
+        assert read_credentials(place) == Credentials("http://h:1", "first", "/a")
+
+    def test_a_login_elsewhere_outlives_a_grid_that_is_started_here(
+        self, place: Home, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        far = Credentials("https://far:1", "key", "")
+        write_credentials(place, far)
+        assert save_credentials(load(), "http://h:1", "mine", "/a") == ""
+        assert read_credentials(place) == far
+        assert "logged in to https://far:1" in capsys.readouterr().err
+        assert read_kept(place, "/a") == Credentials("http://h:1", "mine", "/a")
 
     def test_a_file_that_makes_no_sense_is_no_credentials(self, place: Home) -> None:
         place.credentials.parent.mkdir(parents=True)

@@ -281,6 +281,24 @@ async def test_progress_logs_and_bytes_of_a_node_are_kept(world: World) -> None:
     assert row.progress["step"] == 1
 
 
+async def test_bytes_that_an_earlier_session_told_of_are_not_counted_again(world: World) -> None:
+    a = await world.node("a")
+    await a.heartbeat(bytes_up=1000, bytes_down=100)
+    await world.settle()
+    world = await world.restart()
+    again = FakeNode(world, "a", key=a.key)
+    again.session = a.session
+    world.nodes.append(again)
+    await again.connect()
+    await again.heartbeat(bytes_up=1000, bytes_down=100)
+    await world.settle()
+    await again.heartbeat(bytes_up=1200, bytes_down=150)
+    await world.settle()
+    (node,) = await list_nodes(world.grid)
+    assert (node.bytes_up, node.bytes_down) == (1200, 150)
+    await world.close()
+
+
 async def test_progress_that_ends_while_it_is_written_hurts_nothing(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@ the credentials that ``orchestrator start`` left for the same user on the same m
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -50,8 +51,12 @@ class Credentials:
 
 def read_credentials(home: Home) -> Credentials | None:
     """The credentials file of this home; None when there is none that can be used."""
+    return _read(home.credentials)
+
+
+def _read(path: Path) -> Credentials | None:
     try:
-        found = json.loads(home.credentials.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
         return Credentials(
             str(found["url"]),
             str(found["token"]),
@@ -62,20 +67,47 @@ def read_credentials(home: Home) -> Credentials | None:
         return None
 
 
+def read_kept(home: Home, state_dir: str) -> Credentials | None:
+    """What ``orchestrator start`` left for the grid of that directory, whichever grid the commands
+    speak to now."""
+    return _read(_kept(home, state_dir))
+
+
 def write_credentials(home: Home, credentials: Credentials) -> Path:
-    """Leave them for this user's other commands, readable by nobody else.
+    """Leave them for this user's other commands, readable by nobody else; where.
+
+    Those of a grid of this machine are kept beside as well: several grids may take turns.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    if credentials.state_dir:
+        keep_credentials(home, credentials)
+    _write(home.credentials, credentials)
+    return home.credentials
+
+
+def keep_credentials(home: Home, credentials: Credentials) -> None:
+    """Keep those of a grid of this machine without turning the commands to it.
 
     Raises:
         OSError: the file cannot be written.
     """
-    path = home.credentials
+    _write(_kept(home, credentials.state_dir), credentials)
+
+
+def _kept(home: Home, state_dir: str) -> Path:
+    name = hashlib.sha256(state_dir.encode()).hexdigest()[:16]
+    return home.credentials.with_name(f"credentials-{name}.json")
+
+
+def _write(path: Path, credentials: Credentials) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         json.dump(vars(credentials), file)
     durable.promote(beside, path, point="start.credentials")
-    return path
 
 
 def resolve(reach: Reach | None = None) -> Settings:

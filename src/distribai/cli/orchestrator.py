@@ -143,18 +143,42 @@ def save_credentials(
 ) -> str:
     """Leave address, token and CA for the other commands; where, or "" when that is not possible.
 
-    At a later start of the same grid the token is not known any more: the one left before stays,
-    with the new address. The file of another grid is only replaced by a token.
+    At a later start of the same grid the token is not known any more: the one left before is taken.
+    The commands speak to the grid that was started last; that they spoke to another one is said. A
+    login to a grid elsewhere stays: it could not be had back.
     """
-    from distribai.cli.connection import Credentials, read_credentials, write_credentials
+    from distribai.cli.connection import (
+        Credentials,
+        keep_credentials,
+        read_credentials,
+        read_kept,
+        write_credentials,
+    )
 
+    before = read_credentials(settings.home)
     if not token:
-        before = read_credentials(settings.home)
-        if before is None or before.state_dir != state_dir:
+        known = read_kept(settings.home, state_dir)
+        if known is None and before is not None and before.state_dir == state_dir:
+            known = before  # left by an earlier release
+        if known is None:
             return ""
-        token = before.token
+        token = known.token
     try:
-        return str(write_credentials(settings.home, Credentials(url, token, state_dir, ca_pem)))
+        mine = Credentials(url, token, state_dir, ca_pem)
+        if before is not None and not before.state_dir:
+            keep_credentials(settings.home, mine)
+            output.note(
+                f"The commands of this user are logged in to {before.url} and stay so. Remove "
+                f"{settings.home.credentials} and start again to have them speak to this grid."
+            )
+            return ""
+        path = write_credentials(settings.home, mine)
     except OSError as problem:
         output.note(f"The credentials could not be saved: {problem}")
         return ""
+    if before is not None and before.state_dir != state_dir:
+        output.note(
+            f"The commands of this user spoke to {before.url} until now, and speak to this grid "
+            "from now on. Starting that one again turns them back."
+        )
+    return str(path)

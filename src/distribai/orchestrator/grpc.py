@@ -233,6 +233,10 @@ async def _heartbeat(grid: Grid, session: LiveSession, beat: pb.Heartbeat) -> No
     intent = read_intent(beat.intent)
     session.in_hand = {t.task_id: t.attempt for t in in_hand_from_wire(beat.tasks)}
     session.bytes_up, session.bytes_down = beat.bytes_up, beat.bytes_down
+    if session.counted_before:
+        # What the daemon moved before this session was counted in an earlier one.
+        session.flushed_up, session.flushed_down = beat.bytes_up, beat.bytes_down
+        session.counted_before = False
     session.held_versions = held_versions_from_wire(beat.held_versions)
     if beat.HasField("machine"):
         session.machine = machine_from_wire(beat.machine)

@@ -49,7 +49,7 @@ def test_a_round_splits_by_speed() -> None:
     ]
     assert shares[1].samples == (SampleRange(120, 160),)
     assert pool == SamplePool(40 + 55 * 4)
-    assert reason == "4 workers do 20 inner steps each, 2 slower ones fewer (at least 5)"
+    assert reason == "4 workers do 20 inner steps each; of them 2 slower fewer (at least 5)"
 
 
 def test_the_last_round_may_be_shorter() -> None:

@@ -96,7 +96,7 @@ def slots(
     who = "1 worker does" if len(shares) == 1 else f"{len(shares)} workers do"
     reason = f"{who} {full} inner steps" + (" each" if len(shares) > 1 else "")
     if slower:
-        reason += f", {slower} slower ones fewer (at least {min(steps)})"
+        reason += f"; of them {slower} slower fewer (at least {min(steps)})"
     return shares, pool, reason
 
 

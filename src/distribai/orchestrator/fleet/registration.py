@@ -144,6 +144,8 @@ async def _enter(
         grid.fleet.add(session)
     else:
         session = LiveSession(session_id, node_id, key, _name(message.name), devices, intent)
+        # A daemon that had a session before has told of its bytes in it.
+        session.counted_before = bool(message.resume_session)
         _replace(grid, session)
         # What a node does not present is lost with its daemon: others can do it at once.
         session.assigned = dict(held)

@@ -71,7 +71,8 @@ class LiveSession:
     newest version of each job that it was told of. ``heard`` says that something came since the
     last flush; ``slowed`` messages in a row came too fast. ``protocol`` is the version that the
     node speaks, ``token_until`` (database time) when its present token ends. Bytes are totals that
-    the node reports since its daemon started, and what of them was flushed.
+    the node reports since its daemon started, and what of them was flushed; ``counted_before``: the
+    first totals of this session are known from an earlier one.
     ``machine`` is what it was measured to have since the last flush (None: nothing new).
     ``ordered`` is what the operator wants of it as far as it was told over this session (None: it
     was told nothing yet).
@@ -105,6 +106,7 @@ class LiveSession:
     token_until: float = math.inf
     bytes_up: int = 0
     bytes_down: int = 0
+    counted_before: bool = False
     flushed_up: int = 0
     flushed_down: int = 0
 

@@ -107,8 +107,10 @@ async def _round(
     view = await view_round(tx, spec_of(job), row, grid.not_before)
     found = _working(leased)
     if view.checking:
-        count = f"{view.checking} submission{'s' if view.checking > 1 else ''}"
-        found.append(Reason("checking", f"{count} of {name.lower()} wait to be checked."))
+        many = view.checking > 1
+        count = f"{view.checking} submission{'s' if many else ''}"
+        wait = "wait" if many else "waits"
+        found.append(Reason("checking", f"{count} of {name.lower()} {wait} to be checked."))
     decision = view.decision
     missing = names(
         t.node_id if t.state == TaskState.LEASED else t.member_id
