@@ -54,7 +54,7 @@ test: $(VENV)/.dev
 	$(BIN)/pytest -n 2 --dist worksteal -q
 
 chaos: $(VENV)/.dev
-	CHAOS=all $(BIN)/pytest -q tests/chaos
+	CHAOS=all $(BIN)/pytest -q tests/chaos tests/e2e
 
 bench: $(VENV)/.dev
 	@names=$$($(BIN)/python -m bench --list) && test -n "$$names" && \

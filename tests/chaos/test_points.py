@@ -21,7 +21,7 @@ from tests.chaos.scenario import Case, Result, When, make_keys, play, play_all
 
 EVERYTHING = os.environ.get("CHAOS") == "all"
 SEED = int(os.environ.get("CHAOS_SEED", "1"))
-FEW = 3
+FEW = 2
 
 pytestmark = pytest.mark.e2e
 

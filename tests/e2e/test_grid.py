@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,10 @@ def test_a_node_that_says_goodbye_hands_in_what_it_did(tmp_path: Path) -> None:
         assert audit(g.state, job_id) == 4
 
 
+@pytest.mark.skipif(
+    os.environ.get("CHAOS") != "all",
+    reason="make chaos runs it; the seeded storm kills the orchestrator in every run",
+)
 def test_the_orchestrator_can_be_restarted_under_a_running_job(tmp_path: Path) -> None:
     with grid(tmp_path, nodes=2) as g:
         job_id = create(g, "restart", 60)
