@@ -15,7 +15,7 @@ import json
 from typing import Annotated, Any
 
 import structlog
-from fastapi import APIRouter, Header, Query
+from fastapi import APIRouter, Depends, Header, Query
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -61,6 +61,24 @@ LastEventId = Annotated[
         description="The last event that a stream has seen; goes before `after`.",
     ),
 ]
+
+
+class Reading:
+    """How a feed is read: from where on, and how much of it at a time."""
+
+    def __init__(
+        self,
+        kind: Kinds = [],  # noqa: B006  # FastAPI copies it
+        after: After = "",
+        limit: Limit = 200,
+        wait: Wait = 0.0,
+        last_event_id: LastEventId = "",
+    ) -> None:
+        self.kind, self.after = kind, last_event_id or after
+        self.limit, self.wait = limit, wait
+
+
+How = Annotated[Reading, Depends()]
 JobFilter = Annotated[str, Query(max_length=200, description="Only events of this job.")]
 NodeFilter = Annotated[
     str, Query(max_length=200, description="Only events of this node and of its tasks.")
@@ -80,19 +98,15 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 async def events(
     request: Request,
     grid: GridOf,
+    how: How,
     job: JobFilter = "",
     node: NodeFilter = "",
-    kind: Kinds = [],  # noqa: B006  # FastAPI copies it
-    after: After = "",
-    limit: Limit = 200,
-    wait: Wait = 0.0,
-    last_event_id: LastEventId = "",
 ) -> Any:
     """Everything that changed, in the order of commit. `after=latest` begins now."""
     job_id = await queries.resolve_job(grid, job) if job else None
     node_id = await fleet.resolve_node(grid, node) if node else None
-    wanted = Wanted.of(kind, job_id, node_id)
-    return await answer(request, grid, wanted, last_event_id or after, limit, wait)
+    wanted = Wanted.of(how.kind, job_id, node_id)
+    return await answer(request, grid, wanted, how)
 
 
 @router.get(
@@ -107,15 +121,11 @@ async def job_events(
     job_id: SeenJob,
     request: Request,
     grid: GridOf,
-    kind: Kinds = [],  # noqa: B006
-    after: After = "",
-    limit: Limit = 200,
-    wait: Wait = 0.0,
-    last_event_id: LastEventId = "",
+    how: How,
 ) -> Any:
     """Its own changes and those of its rounds and tasks, in the order of commit."""
-    wanted = Wanted.of(kind, job_id=job_id)
-    return await answer(request, grid, wanted, last_event_id or after, limit, wait)
+    wanted = Wanted.of(how.kind, job_id=job_id)
+    return await answer(request, grid, wanted, how)
 
 
 @router.get(
@@ -130,20 +140,14 @@ async def node_events(
     node_id: SeenNode,
     request: Request,
     grid: GridOf,
-    kind: Kinds = [],  # noqa: B006
-    after: After = "",
-    limit: Limit = 200,
-    wait: Wait = 0.0,
-    last_event_id: LastEventId = "",
+    how: How,
 ) -> Any:
     """Its own changes and those of tasks while it held them, in the order of commit."""
-    wanted = Wanted.of(kind, node_id=node_id)
-    return await answer(request, grid, wanted, last_event_id or after, limit, wait)
+    wanted = Wanted.of(how.kind, node_id=node_id)
+    return await answer(request, grid, wanted, how)
 
 
-async def answer(
-    request: Request, grid: Grid, wanted: Wanted, after: str, limit: int, wait: float
-) -> Any:
+async def answer(request: Request, grid: Grid, wanted: Wanted, how: Reading) -> Any:
     """A page, or a stream when the caller accepts one.
 
     Raises:
@@ -151,8 +155,10 @@ async def answer(
         Unavailable: ``events.full``: too many streams are open.
     """
     if MEDIA_TYPE not in request.headers.get("accept", ""):
-        return to_plain(await _page(request, grid, wanted, after, limit, wait))
-    first = await feed.read(grid, wanted, after, PAGE)  # refuses a wrong cursor before it answers
+        return to_plain(await _page(request, grid, wanted, how))
+    first = await feed.read(
+        grid, wanted, how.after, PAGE
+    )  # refuses a wrong cursor before it answers
     if grid.tail.readers >= MAX_STREAMS:
         raise Unavailable(
             "events.full",
@@ -162,18 +168,16 @@ async def answer(
     return EventStream(grid, wanted, first)
 
 
-async def _page(
-    request: Request, grid: Grid, wanted: Wanted, after: str, limit: int, wait: float
-) -> Events:
-    end = grid.clock() + wait
-    found = await feed.read(grid, wanted, after, limit)
+async def _page(request: Request, grid: Grid, wanted: Wanted, how: Reading) -> Events:
+    end = grid.clock() + how.wait
+    found = await feed.read(grid, wanted, how.after, how.limit)
     while not found.items and (left := end - grid.clock()) > 0:
         # Now and then a look whether anybody still listens.
         moved = await grid.tail.beyond(grid, found.cursor, min(left, HEARTBEAT_S))
         if grid.tail.closing.is_set() or await request.is_disconnected():
             break
         if moved:
-            found = await feed.read(grid, wanted, found.cursor, limit)
+            found = await feed.read(grid, wanted, found.cursor, how.limit)
     return found
 
 
