@@ -19,12 +19,12 @@ import pytest
 
 from distribai.client import Client
 from tests.chaos.storm import Storm, Verdict
-from tests.e2e.harness import descendants, wait_for
+from tests.e2e.harness import EVERYTHING, descendants, wait_for
 
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.skipif(
-        os.environ.get("CHAOS") != "all",
+        not EVERYTHING,
         reason="make chaos runs them; the seeded storm has most of them in every run",
     ),
 ]

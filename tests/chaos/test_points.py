@@ -18,8 +18,8 @@ import structlog
 
 from distribai.testing.faults import choose, read_record
 from tests.chaos.scenario import Case, Result, When, make_keys, play, play_all
+from tests.e2e.harness import EVERYTHING
 
-EVERYTHING = os.environ.get("CHAOS") == "all"
 SEED = int(os.environ.get("CHAOS_SEED", "1"))
 FEW = 2
 

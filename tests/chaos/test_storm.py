@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.storm import ROUNDS, OrchestratorEnded, Storm, Verdict
+from tests.e2e.harness import EVERYTHING
 
-EVERYTHING = os.environ.get("CHAOS") == "all"
 SEED = int(os.environ.get("CHAOS_SEED", "1"))
 BLOWS = 40 if EVERYTHING else 12
 

@@ -19,6 +19,9 @@ from distribai.client import Client
 
 T = TypeVar("T")
 
+EVERYTHING = os.environ.get("CHAOS") == "all"
+"""Whether ``make chaos`` runs: everything, however long it takes."""
+
 CLI = [str(Path(sys.executable).with_name("distribai"))]
 CAP_S = 180.0
 """How long any condition may take on a busy machine with two cores before the test gives up."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.audit import audit
-from tests.e2e.harness import GridProcesses, grid, wait_for
+from tests.e2e.harness import EVERYTHING, GridProcesses, grid, wait_for
 from tests.e2e.test_grid import completed, create, job
 
 pytestmark = pytest.mark.e2e
@@ -54,7 +53,7 @@ def test_a_grid_goes_on_from_any_backup_that_was_made_while_it_trained(tmp_path:
 
 
 @pytest.mark.skipif(
-    os.environ.get("CHAOS") != "all",
+    not EVERYTHING,
     reason="make chaos runs it; tests/cli and tests/orchestrator move grids in small",
 )
 def test_a_grid_moves_to_another_address_and_its_nodes_follow_with_the_new_link(

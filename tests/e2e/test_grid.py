@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from safetensors.numpy import load_file
 
 from distribai.client import Client
 from tests.e2e.audit import audit
-from tests.e2e.harness import GridProcesses, grid, wait_for
+from tests.e2e.harness import EVERYTHING, GridProcesses, grid, wait_for
 
 pytestmark = pytest.mark.e2e
 
@@ -99,7 +98,7 @@ def test_a_node_that_says_goodbye_hands_in_what_it_did(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(
-    os.environ.get("CHAOS") != "all",
+    not EVERYTHING,
     reason="make chaos runs it; the seeded storm kills the orchestrator in every run",
 )
 def test_the_orchestrator_can_be_restarted_under_a_running_job(tmp_path: Path) -> None:
