@@ -118,6 +118,21 @@ class OrchestratorSettings:
     webhooks: WebhookSettings = WebhookSettings()
     limits: LimitSettings = LimitSettings()
 
+    @property
+    def database_file(self) -> Path:
+        """Where the database lies unless ``db`` says otherwise."""
+        return self.state_dir / "grid.sqlite3"
+
+    @property
+    def database_url(self) -> str:
+        """The database's SQLAlchemy URL."""
+        return self.db or f"sqlite:///{self.database_file}"
+
+    @property
+    def blob_place(self) -> str | Path:
+        """The blobs' directory or object-store URL."""
+        return self.blobs or self.state_dir / "blobs"
+
 
 @dataclass(frozen=True, slots=True)
 class NodeSettings:

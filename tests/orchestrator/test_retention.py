@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
+import pytest
+
 from distribai.core.people import HOME, OPERATOR
 from distribai.core.spec import BlobRef
 from distribai.orchestrator.retention import collect, find_orphans, is_settled
@@ -62,6 +64,7 @@ async def test_nothing_is_cleaned_where_the_operator_wants_none_of_it(world: Wor
     age(world)
     world.grid.settings = replace(world.grid.settings, orphans_s=0.0)
     assert (await collect(world.grid)).blobs == 0
+    assert await find_orphans(world.grid.settings) == [], "nor is it said that it would be"
 
 
 async def test_a_report_that_waits_for_its_verdict_keeps_its_delta(world: World) -> None:
@@ -93,6 +96,21 @@ async def test_an_old_blob_that_nothing_names_is_sent_again_and_a_named_one_is_n
     await world.grid.blobs.put_bytes(b"uploaded long ago, never used")
     assert await is_settled(world.grid, await world.grid.blobs.stat(unnamed.sha256))
     assert (await collect(world.grid)).blobs == 0
+
+
+async def test_what_is_sent_again_while_orphans_are_deleted_stays(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = b"nobody names this yet"
+    orphan = await world.grid.blobs.put_bytes(data)
+    age(world)
+
+    async def forget(*_: object) -> None:
+        await world.grid.blobs.put_bytes(data)
+
+    monkeypatch.setattr(people, "forget_uploads", forget)
+    assert (await collect(world.grid)).blobs == 0
+    assert await world.grid.blobs.exists(orphan.sha256)
 
 
 async def test_the_operator_sees_what_the_next_look_would_delete(world: World) -> None:

@@ -70,13 +70,14 @@ class Duties:
 
     grid: Grid
     _next_grace: float | None = None
-    _cleaned_at: float | None = None
     _stopping: bool = False
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._leases = {n: DutyLease(self.grid, n) for n in ("control", "verify", "merge", "clean")}
         self._deliverer = Deliverer(self.grid)
+        # Not at the start, which has enough to do.
+        self._cleaned_at = self.grid.clock()
 
     async def control(self) -> bool:
         """One look at everything but submissions and merges; whether anything changed."""
@@ -106,8 +107,7 @@ class Duties:
     async def clean(self) -> bool:
         """Delete orphans, if it is time again; whether any were."""
         now = self.grid.clock()
-        early = self._cleaned_at is not None and now - self._cleaned_at < CLEAN_S
-        if early or not self.grid.settings.orphans_s:
+        if now - self._cleaned_at < CLEAN_S or not self.grid.settings.orphans_s:
             return False
         if not await self._leases["clean"].held():
             return False

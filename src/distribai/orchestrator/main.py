@@ -125,8 +125,7 @@ class Orchestrator:
         """Open database and blobs and build the grid; the invite."""
         state = self.settings.state_dir
         state.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path = state / "grid.sqlite3"
-        db = Database(self.settings.db or f"sqlite:///{path}")
+        db = Database(self.settings.database_url)
         if db.dialect == "sqlite":
             lock = FileLock(db.path)
             self._stack.callback(lock.release)
@@ -134,7 +133,7 @@ class Orchestrator:
         await migrate(db)
         shutil.rmtree(state / "scratch", ignore_errors=True)
         blobs = BlobStore.open(
-            self.settings.blobs or state / "blobs",
+            self.settings.blob_place,
             state / "staging",
             max_bytes=self.settings.max_blob_bytes,
         )

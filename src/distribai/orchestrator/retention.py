@@ -15,7 +15,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 from sqlalchemy import select
@@ -24,6 +24,7 @@ from distribai.config import OrchestratorSettings
 from distribai.core.states import TASK, TaskState, is_terminal
 from distribai.errors import NotFound
 from distribai.orchestrator import events
+from distribai.orchestrator.backup.existing import existing
 from distribai.orchestrator.backup.naming import CLAIMS, Named
 from distribai.orchestrator.context import Grid
 from distribai.store.blobs import BlobStore, StoredBlob
@@ -49,14 +50,15 @@ async def collect(grid: Grid) -> Orphans:
         Unavailable: the database or the blob store is away; what is left is found again.
     """
     found = Orphans()
-    if not grid.settings.orphans_s:
-        return found
-    gone = [b async for b in orphans(grid.db, grid.blobs, grid.settings.orphans_s)]
+    older_s = grid.settings.orphans_s
+    gone = [b async for b in orphans(grid.db, grid.blobs, older_s)]
     if gone:
         # First: what is forgotten and stays is sent again, what goes and is not would count on.
         async with grid.db.write() as tx:
             await people.forget_uploads(tx, [b.ref.sha256 for b in gone])
     for blob in gone:
+        if await _put_again(grid.blobs, blob, older_s):
+            continue
         await grid.blobs.delete(blob.ref.sha256)
         found.blobs += 1
         found.bytes += blob.ref.size
@@ -68,10 +70,21 @@ async def collect(grid: Grid) -> Orphans:
     return found
 
 
+async def _put_again(blobs: BlobStore, blob: StoredBlob, older_s: float) -> bool:
+    """Whether somebody has sent it since it was listed: a row that names it is on its way."""
+    try:
+        return (await blobs.stat(blob.ref.sha256)).age <= timedelta(seconds=older_s)
+    except NotFound:
+        return False
+
+
 async def orphans(db: Database, blobs: BlobStore, older_s: float) -> AsyncIterator[StoredBlob]:
-    """The store's blobs that were put more than ``older_s`` seconds ago and that nothing names."""
+    """The store's blobs that were put more than ``older_s`` seconds ago and that nothing names;
+    none when that is 0."""
+    if not older_s:
+        return
     # Listed first: what is named afterwards is seen to be named, what is put afterwards is young.
-    old = [b async for b in blobs.stored() if age_of(b) > timedelta(seconds=older_s)]
+    old = [b async for b in blobs.stored() if b.age > timedelta(seconds=older_s)]
     if not old:
         return
     named = await _named(db)
@@ -87,36 +100,19 @@ async def find_orphans(settings: OrchestratorSettings) -> list[StoredBlob]:
         NotFound: ``grid.missing``: there is no grid where the settings say.
         Unavailable: ``grid.database`` or ``blob.store``.
     """
-    path = settings.state_dir / "grid.sqlite3"
-    if not settings.db and not path.exists():
-        raise NotFound(
-            "grid.missing",
-            f"There is no grid: no file {path}.",
-            "Name its place as `orchestrator start` is told: --state-dir, --db, --blobs.",
-        )
-    db = Database(settings.db or f"sqlite:///{path}")
-    try:
+    async with existing(settings) as db:
         with tempfile.TemporaryDirectory(prefix="distribai-") as staging:
-            blobs = BlobStore.open(
-                settings.blobs or settings.state_dir / "blobs", Path(staging), max_bytes=0
-            )
+            blobs = BlobStore.open(settings.blob_place, Path(staging), max_bytes=0)
             return [b async for b in orphans(db, blobs, settings.orphans_s)]
-    finally:
-        await db.close()
 
 
 async def is_settled(grid: Grid, blob: StoredBlob) -> bool:
     """Whether a blob that is there will stay, so that nobody need send it again: it is on record,
     or so young that the row which is to name it will be there in time."""
-    if not grid.settings.orphans_s or age_of(blob).total_seconds() < grid.settings.orphans_s / 2:
+    if not grid.settings.orphans_s or blob.age < timedelta(seconds=grid.settings.orphans_s / 2):
         return True
     async with grid.db.read() as tx:
         return await records.blob(tx, blob.ref.sha256) is not None
-
-
-def age_of(blob: StoredBlob) -> timedelta:
-    """How long ago it was put, by this machine's clock: a day more or less decides nothing."""
-    return datetime.now(blob.put_at.tzinfo) - blob.put_at
 
 
 async def _named(db: Database) -> set[str]:

@@ -50,6 +50,11 @@ class StoredBlob:
     ref: BlobRef
     put_at: datetime
 
+    @property
+    def age(self) -> timedelta:
+        """How long ago it was put, by this machine's clock: whoever asks reckons in hours."""
+        return datetime.now(self.put_at.tzinfo) - self.put_at
+
 
 def no_blob(sha256: str) -> NotFound:
     """The answer to somebody who asks for a blob that is not here, for them."""
@@ -312,8 +317,7 @@ class BlobStore:
             found = await self.stat(ref.sha256)
         except NotFound:
             return False
-        age = datetime.now(found.put_at.tzinfo) - found.put_at
-        return found.ref == ref and age < FRESH
+        return found.ref == ref and found.age < FRESH
 
 
 def check_blob(found: BlobRef, ref: BlobRef, what: str) -> None:

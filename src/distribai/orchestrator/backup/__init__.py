@@ -8,10 +8,10 @@ A backup is logical, so it also moves a grid from SQLite to PostgreSQL, from fil
     snapshots/<name>/invite, ..   what no database holds, readable by its owner alone
     blobs/sha256/..               those blobs, laid out as in any grid
 
-Rows first, blobs second: the product writes a blob before the row that names it and deletes none,
-so whatever the snapshot names is still there when it is copied. ``backup.json`` is replaced in one
-step at the very end: whatever happens before, the last finished backup in the directory stays one,
-and a directory without it holds none.
+Rows first, blobs second: the product writes a blob before the row that names it and deletes none
+that a row names, so whatever the snapshot names is still there when it is copied. ``backup.json``
+is replaced in one step at the very end: whatever happens before, the last finished backup in the
+directory stays one, and a directory without it holds none.
 """
 
 from distribai.orchestrator.backup.format import BackupManifest, Progress, Told

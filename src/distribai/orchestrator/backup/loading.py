@@ -140,7 +140,7 @@ async def _target(settings: OrchestratorSettings) -> AsyncIterator[Database]:
         settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as problem:
         raise _refused(settings.state_dir, problem) from problem
-    db = Database(settings.db or f"sqlite:///{settings.state_dir / 'grid.sqlite3'}")
+    db = Database(settings.database_url)
     try:
         with ExitStack() as stack:
             if db.dialect == "sqlite":
@@ -219,9 +219,7 @@ async def _copy_blobs(
     told: Told,
 ) -> Copied:
     source = BlobStore.open(layout.blobs, staging / "source", max_bytes=NO_LIMIT)
-    target = BlobStore.open(
-        settings.blobs or settings.state_dir / "blobs", staging / "target", max_bytes=NO_LIMIT
-    )
+    target = BlobStore.open(settings.blob_place, staging / "target", max_bytes=NO_LIMIT)
     wanted = {ref.sha256: ref.size for ref in _blobs(layout, manifest)}
     try:
         copied = await copy_blobs(source, target, wanted, told)

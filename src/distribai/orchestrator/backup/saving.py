@@ -16,6 +16,7 @@ from distribai import __version__, durable
 from distribai.config import OrchestratorSettings
 from distribai.errors import Conflict, Integrity, NotFound, Unavailable
 from distribai.orchestrator.backup.copying import NO_LIMIT, Copied, TargetRefuses, copy_blobs
+from distribai.orchestrator.backup.existing import existing, no_grid
 from distribai.orchestrator.backup.format import (
     BLOB_LIST,
     FORMAT,
@@ -88,18 +89,10 @@ async def back_up(
         Unavailable: ``io.file``: ``out`` cannot be written; ``grid.database`` or ``blob.store``.
     """
     layout = Layout(out)
-    path = settings.state_dir / "grid.sqlite3"
-    if not settings.db and not path.exists():
-        raise _no_grid(f"there is no file {path}")
-    db = Database(settings.db or f"sqlite:///{path}")
-    try:
-        if db.dialect == "sqlite" and not db.path.exists():
-            raise _no_grid(f"there is no file {db.path}")
+    async with existing(settings) as db:
         with _writing(layout):
             name = f"s-{entropy(8).hex()}"
             return await _save(settings, db, layout, name, secrets or {}, incomplete, told)
-    finally:
-        await db.close()
 
 
 async def _save(
@@ -145,7 +138,7 @@ async def _save(
 
 async def _dump(tx: Tx, layout: Layout, name: str, named: Named, told: Told) -> _Snapshot:
     if REVISION_TABLE not in await tx.conn.run_sync(table_names):
-        raise _no_grid("the database holds no tables of a grid")
+        raise no_grid("the database holds no tables of a grid")
     revision = str(
         await tx.scalar(select(column("version_num", String)).select_from(table(REVISION_TABLE)))
     )
@@ -153,7 +146,7 @@ async def _dump(tx: Tx, layout: Layout, name: str, named: Named, told: Told) -> 
     found: MetaData = await tx.conn.run_sync(lambda c: reflect(c, names))
     grid_id = await fleet.fact(tx, "grid_id")
     if grid_id is None:
-        raise _no_grid("no orchestrator has ever started on the database")
+        raise no_grid("no orchestrator has ever started on the database")
     tables: dict[str, Part] = {}
     rows = 0
     for one in found.sorted_tables:
@@ -193,7 +186,7 @@ async def _copy_named(
 ) -> tuple[dict[str, int], Copied]:
     """Copy what the rows name; the blobs that the backup now holds, with their sizes."""
     source = BlobStore.open(
-        settings.blobs or settings.state_dir / "blobs",
+        settings.blob_place,
         layout.staging / "source",
         max_bytes=NO_LIMIT,
     )
@@ -302,14 +295,6 @@ def _refused(where: Path | str, why: str) -> Unavailable:
         f"The backup cannot be written to {where}: {why.rstrip('.')}.",
         "Free some space or give another disk, then run it again into the same directory: it goes "
         "on with the blobs that are still missing.",
-    )
-
-
-def _no_grid(why: str) -> NotFound:
-    return NotFound(
-        "grid.missing",
-        f"There is no grid to save: {why}.",
-        "Give the --state-dir, --db and --blobs that `orchestrator start` is given.",
     )
 
 
