@@ -40,13 +40,13 @@ import structlog
 from bench import _crowd, _processes, common
 from bench._processes import BATCH, CAP_S
 from distribai.client import AsyncClient, calls
-from distribai.config import OrchestratorSettings
 from distribai.core.architectures import family
 from distribai.core.plain import to_plain
 from distribai.core.spec import DataSpec, JobSpec, ModelSpec
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.jobs.commands import accept_job, create_job, request_generation
 from distribai.orchestrator.main import Orchestrator
+from distribai.sections import OrchestratorSettings
 from distribai.store.statements import work
 from distribai.wire import joinlink
 from distribai.wire.options import SERVER_OPTIONS

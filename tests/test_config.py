@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from distribai.config import BOUNDS, SECTIONS, Home, load
+from distribai.config import Home, load
 from distribai.errors import UsageError
+from distribai.sections import BOUNDS, SECTIONS
 
 
 @pytest.fixture

@@ -119,8 +119,8 @@ def _kinds(root: type[Any]) -> Iterator[type[Any]]:
 
 def states_page() -> str:
     """The state machines as pictures, from the tables that decide every change."""
-    from distribai.config import LivenessSettings
     from distribai.core import states
+    from distribai.sections import LivenessSettings
 
     text = f"""{NOTE}# States
 

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from distribai.client import AsyncClient, Client, calls
-from distribai.config import NodeSettings
 from distribai.core.spec import DataSpec, JobSpec, ModelSpec, RoundSpec
 from distribai.errors import DistribAIError, Unavailable
 from distribai.node import identity
 from distribai.node.daemon import Daemon
+from distribai.sections import NodeSettings
 from distribai.testing import child, faults
 from distribai.testing.audit import audit
 from distribai.testing.faults import Hit

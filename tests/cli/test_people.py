@@ -17,11 +17,12 @@ import structlog
 
 from distribai.client import AsyncClient, Client
 from distribai.client import people as calls
-from distribai.config import Home, OrchestratorSettings
+from distribai.config import Home
 from distribai.errors import Conflict, NotAllowed, NotFound
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.fleet import tokens
 from distribai.orchestrator.http.app import create_app
+from distribai.sections import OrchestratorSettings
 from distribai.store.blobs import BlobStore
 from distribai.store.engine import Database
 from distribai.wire.joinlink import JoinLink

@@ -25,10 +25,11 @@ from distribai.cli.connection import (
 from distribai.cli.node import in_first_free
 from distribai.cli.nodes import device_words
 from distribai.cli.orchestrator import save_credentials
-from distribai.config import Home, NodeSettings, load
+from distribai.config import Home, load
 from distribai.errors import Conflict, Integrity, UsageError
 from distribai.orchestrator.certificates import ensure_authority
 from distribai.orchestrator.context import Grid
+from distribai.sections import NodeSettings
 from tests.cli.conftest import Run
 from tests.http.stand_in import OPERATOR, Orchestrator, job_record, node_record, running, spec
 

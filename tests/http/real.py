@@ -14,12 +14,12 @@ from pathlib import Path
 import httpx
 from fastapi import FastAPI
 
-from distribai.config import OrchestratorSettings, WebhookSettings
 from distribai.core.plain import to_plain
 from distribai.core.spec import BlobRef, DataSpec, JobSpec, ModelSpec, RoundSpec
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.fleet import tokens
 from distribai.orchestrator.http.app import create_app
+from distribai.sections import OrchestratorSettings, WebhookSettings
 from distribai.store.blobs import BlobStore
 from distribai.store.engine import Database
 from distribai.wire.joinlink import JoinLink

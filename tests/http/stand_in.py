@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from distribai.config import OrchestratorSettings
 from distribai.core.people import ALL_SCOPES, HOME, OPERATOR_NAME, Principal, Role
 from distribai.core.people import OPERATOR as OPERATOR_ID
 from distribai.core.ranges import SampleRange
@@ -45,6 +44,7 @@ from distribai.orchestrator.records import (
     TaskRecord,
     VersionRecord,
 )
+from distribai.sections import OrchestratorSettings
 from distribai.store.blobs import BlobStore
 
 OPERATOR, NODE = "operator-token", "node-token"

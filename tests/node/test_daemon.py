@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from distribai import wishes
-from distribai.config import NodeSettings
 from distribai.core.tasks import UpdateRef, WeightsRef
 from distribai.errors import Conflict, NotAllowed, UsageError
 from distribai.node.benchmark import LOOK_S
 from distribai.node.daemon import FAREWELL_S, HURRY_S, WISH_S, Daemon, join_link, remember
+from distribai.sections import NodeSettings
 from distribai.testing.clock import FakeClock, settle
 from distribai.wire import convert, signing
 from distribai.wire.joinlink import JoinLink

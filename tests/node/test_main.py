@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals and pid
 NODE = """
 import sys
 from pathlib import Path
-from distribai.config import NodeSettings
+from distribai.sections import NodeSettings
 from distribai.node.main import run_node
 settings = NodeSettings(state_dir=Path(sys.argv[1]), join=sys.argv[2])
 sys.exit(run_node(settings, command=(sys.executable, sys.argv[3])))

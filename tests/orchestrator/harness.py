@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from distribai.config import LivenessSettings, OrchestratorSettings
 from distribai.core.architectures import manifest_of
 from distribai.core.devices import Device, TaskInHand
 from distribai.core.ids import node_id
@@ -27,6 +26,7 @@ from distribai.orchestrator.duties import Duties
 from distribai.orchestrator.fleet import tokens
 from distribai.orchestrator.grpc import serve
 from distribai.orchestrator.jobs import commands, queries
+from distribai.sections import LivenessSettings, OrchestratorSettings
 from distribai.store.blobs import BlobStore
 from distribai.store.engine import Database
 from distribai.wire import convert, signing

@@ -13,12 +13,12 @@ import pytest
 from sqlalchemy import make_url, select
 
 from distribai import points
-from distribai.config import OrchestratorSettings
 from distribai.errors import NotFound
 from distribai.orchestrator.backup import back_up, check_backup, restore
 from distribai.orchestrator.backup.format import Layout, write_manifest
 from distribai.orchestrator.fleet.liveness import after_start
 from distribai.orchestrator.jobs import queries
+from distribai.sections import OrchestratorSettings
 from distribai.store.engine import Database
 from distribai.store.statements import fleet
 from distribai.store.tables import metadata

@@ -21,7 +21,6 @@ from grpc import aio, ssl_server_credentials
 
 from distribai import tls
 from distribai.client import Client
-from distribai.config import OrchestratorSettings
 from distribai.core.devices import Device
 from distribai.core.spec import BlobRef
 from distribai.core.states import Intent
@@ -37,6 +36,7 @@ from distribai.orchestrator.certificates import ServerTls
 from distribai.orchestrator.fleet import passes
 from distribai.orchestrator.fleet.liveness import flush
 from distribai.orchestrator.main import Orchestrator
+from distribai.sections import OrchestratorSettings
 from distribai.wire import joinlink
 from distribai.wire.joinlink import JoinLink
 from distribai.wire.v1 import distribai_pb2 as pb

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from distribai.config import LimitSettings
 from distribai.core.spec import BlobRef
 from distribai.core.tasks import Assignment
 from distribai.orchestrator.fleet import tokens
 from distribai.orchestrator.fleet.queries import list_nodes
 from distribai.orchestrator.jobs import queries
 from distribai.orchestrator.limits import Limits
+from distribai.sections import LimitSettings
 from distribai.store.statements import work
 from distribai.wire import convert, signing
 from distribai.wire.v1 import distribai_pb2 as pb

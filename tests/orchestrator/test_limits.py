@@ -9,13 +9,13 @@ import httpx
 import pytest
 
 from distribai.client.problems import error_of
-from distribai.config import LimitSettings
 from distribai.errors import TooMany
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.fleet import tokens
 from distribai.orchestrator.grpc import serve
 from distribai.orchestrator.http.app import create_app
 from distribai.orchestrator.limits import SLOWED, Limits, address_of, network_of
+from distribai.sections import LimitSettings
 from distribai.wire.v1 import distribai_pb2 as pb
 from tests.orchestrator.harness import World, breathe
 

@@ -21,7 +21,6 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from distribai.config import OrchestratorSettings
 from distribai.core.ranges import SampleRange
 from distribai.core.spec import RoundSpec
 from distribai.core.states import JOB, STANDING, JobState, Standing
@@ -36,6 +35,7 @@ from distribai.orchestrator.fleet.standing import ORDERS
 from distribai.orchestrator.fleet.tokens import BARRED
 from distribai.orchestrator.jobs import commands, queries
 from distribai.orchestrator.jobs.retry import retry_job
+from distribai.sections import OrchestratorSettings
 from distribai.testing.simulation.loop import VirtualLoop
 from distribai.testing.simulation.stores import InlineDatabase, PacedBlobs
 from tests.orchestrator.harness import LIVENESS, FakeNode, World, breathe

@@ -10,10 +10,10 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from grpc import aio
 
-from distribai.config import OrchestratorSettings
 from distribai.errors import Conflict, UsageError
 from distribai.orchestrator.addresses import public_host
 from distribai.orchestrator.main import Orchestrator, run_orchestrator
+from distribai.sections import OrchestratorSettings
 from distribai.wire import joinlink, signing
 from distribai.wire.v1 import distribai_pb2 as pb
 from distribai.wire.v1.distribai_pb2_grpc import NodeServiceStub

@@ -11,7 +11,7 @@ from distribai.core.people import HOME, OPERATOR
 from distribai.core.spec import BlobRef
 from distribai.orchestrator.retention import collect, find_orphans, is_settled
 from distribai.store.blobs import BlobStore, blob_key
-from distribai.store.statements import people
+from distribai.store.statements import holdings
 from distribai.testing.audit import audit
 from tests.orchestrator.harness import World
 
@@ -108,7 +108,7 @@ async def test_what_is_sent_again_while_orphans_are_deleted_stays(
     async def forget(*_: object) -> None:
         await world.grid.blobs.put_bytes(data)
 
-    monkeypatch.setattr(people, "forget_uploads", forget)
+    monkeypatch.setattr(holdings, "forget_uploads", forget)
     assert (await collect(world.grid)).blobs == 0
     assert await world.grid.blobs.exists(orphan.sha256)
 
@@ -134,10 +134,10 @@ async def test_the_duty_looks_once_an_hour(world: World) -> None:
 async def test_what_was_cleaned_away_fills_nobody_s_quota_any_more(any_world: World) -> None:
     ref = await any_world.grid.blobs.put_bytes(b"uploaded by a member, never used")
     async with any_world.grid.db.write() as tx:
-        await people.add_upload(tx, OPERATOR, ref.sha256, ref.size)
-        assert await people.stored_bytes(tx, HOME) == ref.size
+        await holdings.add_upload(tx, OPERATOR, ref.sha256, ref.size)
+        assert await holdings.stored_bytes(tx, HOME) == ref.size
     age(any_world)
     assert (await collect(any_world.grid)).blobs == 1
     async with any_world.grid.db.read() as tx:
-        assert await people.stored_bytes(tx, HOME) == 0
-        assert await people.has_uploaded(tx, OPERATOR, [ref.sha256]) == set()
+        assert await holdings.stored_bytes(tx, HOME) == 0
+        assert await holdings.has_uploaded(tx, OPERATOR, [ref.sha256]) == set()

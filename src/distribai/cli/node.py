@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from distribai import wishes
-    from distribai.config import NodeSettings
+    from distribai.sections import NodeSettings
 
 JOIN_FILE = "join"
 """What tells a node's state directory from others: the grid's address."""

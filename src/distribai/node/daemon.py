@@ -17,7 +17,6 @@ import structlog
 
 import distribai
 from distribai import durable, wishes
-from distribai.config import NodeSettings
 from distribai.core.child import Checkpoints
 from distribai.core.devices import Machine
 from distribai.core.states import Intent
@@ -36,6 +35,7 @@ from distribai.node.platform import DirectoryLock
 from distribai.node.transport import GrpcTransport, Transport
 from distribai.node.trust import Trust
 from distribai.node.worker import ISOLATION, Worker
+from distribai.sections import NodeSettings
 from distribai.wire import convert, joinlink
 from distribai.wire.joinlink import JoinLink
 from distribai.wire.machines import machine_to_wire

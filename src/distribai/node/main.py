@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import structlog
 
-from distribai.config import NodeSettings
 from distribai.node.daemon import Daemon
+from distribai.sections import NodeSettings
 
 log = structlog.get_logger("distribai.node")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import socket
 from ipaddress import ip_address
 
-from distribai.config import OrchestratorSettings
 from distribai.errors import UsageError
 from distribai.orchestrator.certificates import ServerTls
+from distribai.sections import OrchestratorSettings
 from distribai.tls import PUBLIC
 from distribai.wire.joinlink import JoinLink, split_address
 

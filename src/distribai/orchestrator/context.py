@@ -7,13 +7,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from distribai.config import OrchestratorSettings
 from distribai.core.ids import RANDOM_BYTES, Kind, make_id
 from distribai.orchestrator.feed import Tail
 from distribai.orchestrator.fleet.passes import Ring
 from distribai.orchestrator.fleet.registry import Registry
 from distribai.orchestrator.limits import Limits
 from distribai.orchestrator.metrics import Metrics
+from distribai.sections import OrchestratorSettings
 from distribai.store.blobs import BlobStore
 from distribai.store.engine import Database
 

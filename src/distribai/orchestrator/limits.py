@@ -23,9 +23,9 @@ from collections import OrderedDict
 from collections.abc import Callable
 from urllib.parse import unquote
 
-from distribai.config import LimitSettings
 from distribai.core.limits import CAPACITY, Buckets, Rate
 from distribai.errors import TooMany
+from distribai.sections import LimitSettings
 
 SLOWED = 500
 """Messages in a row that a stream is slowed for before it is ended: so much is no burst."""

@@ -18,7 +18,6 @@ import structlog
 import uvicorn
 from grpc import aio
 
-from distribai.config import OrchestratorSettings
 from distribai.core.ids import RANDOM_BYTES, make_id
 from distribai.errors import Conflict
 from distribai.orchestrator import addresses, certificates
@@ -30,6 +29,7 @@ from distribai.orchestrator.fleet import liveness, tokens
 from distribai.orchestrator.fleet.registration import MODE, TRUSTED
 from distribai.orchestrator.grpc import NodeService
 from distribai.orchestrator.http.app import create_app
+from distribai.sections import OrchestratorSettings
 from distribai.store import leases
 from distribai.store.blobs import BlobStore
 from distribai.store.engine import Database

@@ -20,16 +20,16 @@ from pathlib import Path
 
 from sqlalchemy import select
 
-from distribai.config import OrchestratorSettings
 from distribai.core.states import TASK, TaskState, is_terminal
 from distribai.errors import NotFound
 from distribai.orchestrator import events
 from distribai.orchestrator.backup.existing import existing
 from distribai.orchestrator.backup.naming import CLAIMS, Named
 from distribai.orchestrator.context import Grid
+from distribai.sections import OrchestratorSettings
 from distribai.store.blobs import BlobStore, StoredBlob
 from distribai.store.engine import Database
-from distribai.store.statements import people, records
+from distribai.store.statements import holdings, records
 from distribai.store.tables import metadata, tasks
 
 ROWS_AT_ONCE = 500
@@ -55,7 +55,7 @@ async def collect(grid: Grid) -> Orphans:
     if gone:
         # First: what is forgotten and stays is sent again, what goes and is not would count on.
         async with grid.db.write() as tx:
-            await people.forget_uploads(tx, [b.ref.sha256 for b in gone])
+            await holdings.forget_uploads(tx, [b.ref.sha256 for b in gone])
     for blob in gone:
         if await _put_again(grid.blobs, blob, older_s):
             continue

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from distribai.config import OrchestratorSettings
 from distribai.errors import NotFound
+from distribai.sections import OrchestratorSettings
 from distribai.store.engine import Database
 
 

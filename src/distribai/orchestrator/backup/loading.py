@@ -13,7 +13,6 @@ from sqlalchemy import Integer, MetaData, Table, func, insert, select, text, upd
 from sqlalchemy.exc import DBAPIError
 
 from distribai import durable
-from distribai.config import OrchestratorSettings
 from distribai.core.spec import BlobRef
 from distribai.core.states import RoundState, TaskState
 from distribai.errors import Conflict, Unavailable
@@ -37,6 +36,7 @@ from distribai.orchestrator.backup.format import (
     tables_of,
     upgrade,
 )
+from distribai.sections import OrchestratorSettings
 from distribai.store import outbox
 from distribai.store.blobs import BlobStore
 from distribai.store.engine import Database, Tx

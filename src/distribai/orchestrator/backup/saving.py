@@ -13,7 +13,6 @@ from pathlib import Path
 from sqlalchemy import MetaData, String, Table, column, select, table
 
 from distribai import __version__, durable
-from distribai.config import OrchestratorSettings
 from distribai.errors import Conflict, Integrity, NotFound, Unavailable
 from distribai.orchestrator.backup.copying import NO_LIMIT, Copied, TargetRefuses, copy_blobs
 from distribai.orchestrator.backup.existing import existing, no_grid
@@ -35,6 +34,7 @@ from distribai.orchestrator.backup.format import (
     write_manifest,
 )
 from distribai.orchestrator.backup.naming import Named
+from distribai.sections import OrchestratorSettings
 from distribai.store.blobs import BlobStore, hash_file
 from distribai.store.engine import Database, Tx
 from distribai.store.lock import FileLock

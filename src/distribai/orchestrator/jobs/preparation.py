@@ -35,8 +35,8 @@ from distribai.merge.weights import (
     write_weights,
 )
 from distribai.orchestrator.context import Grid
+from distribai.store.statements import holdings, records
 from distribai.store.statements import jobs as statements
-from distribai.store.statements import people, records
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ async def _sent(grid: Grid, spec: JobSpec, caller: Principal | None) -> set[str]
     refs = [*spec.data.files, spec.data.tokenizer, spec.model.init]
     hashes = {ref.sha256 for ref in refs if ref is not None}
     async with grid.db.read() as tx:
-        return await people.has_uploaded(tx, caller.account_id, hashes)
+        return await holdings.has_uploaded(tx, caller.account_id, hashes)
 
 
 async def _here(grid: Grid, ref: BlobRef, known: set[str] | None) -> bool:

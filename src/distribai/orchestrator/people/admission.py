@@ -21,7 +21,7 @@ from distribai.core.spec import BlobRef, JobSpec
 from distribai.errors import Conflict, NotAllowed, NotFound, UsageError
 from distribai.orchestrator.context import Grid
 from distribai.store.engine import AnyRow, Tx
-from distribai.store.statements import people
+from distribai.store.statements import holdings, people
 
 
 async def organization_for(grid: Grid, caller: Principal, ref: str) -> str:
@@ -104,7 +104,7 @@ async def _check(tx: Tx, row: AnyRow, asked: Asked) -> None:
     quota = from_plain(Quota, row.quota)
     if quota == Quota():
         return
-    usage = Usage(await people.open_jobs(tx, row.id), await people.stored_bytes(tx, row.id))
+    usage = Usage(await holdings.open_jobs(tx, row.id), await holdings.stored_bytes(tx, row.id))
     refuse(over_quota(quota, row.name, usage, asked))
 
 
@@ -123,7 +123,7 @@ async def check_upload(grid: Grid, caller: Principal, ref: BlobRef) -> None:
             quota = from_plain(Quota, row.quota)
             if quota.bytes is None:
                 return
-            usage = Usage(0, await people.stored_bytes(tx, row.id))
+            usage = Usage(0, await holdings.stored_bytes(tx, row.id))
             excess = over_bytes(quota, row.name, usage, ref.size)
             if excess is None:
                 return

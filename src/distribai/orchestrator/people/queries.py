@@ -24,7 +24,7 @@ from distribai.orchestrator.people.records import (
 from distribai.orchestrator.records import Page
 from distribai.store import outbox
 from distribai.store.engine import AnyRow, Tx
-from distribai.store.statements import people
+from distribai.store.statements import holdings, people
 
 
 async def find_account(tx: Tx, ref: str) -> AnyRow:
@@ -111,7 +111,7 @@ async def show_account(grid: Grid, caller: Principal, ref: str) -> AccountRecord
         if not caller.operator and row.id != caller.account_id:
             raise no_account(ref)
         members = await _members(tx, account_ids=[row.id])
-        found = await people.work_of_nodes(tx, row.id)
+        found = await holdings.work_of_nodes(tx, row.id)
     nodes = tuple(NodeWork(**r._mapping) for r in found)
     return AccountRecord(
         row.id,
@@ -158,7 +158,7 @@ async def _organization(tx: Tx, row: AnyRow) -> OrganizationRecord:
         row.created_at,
         from_plain(Policy, row.policy),
         from_plain(Quota, row.quota),
-        Usage(await people.open_jobs(tx, row.id), await people.stored_bytes(tx, row.id)),
+        Usage(await holdings.open_jobs(tx, row.id), await holdings.stored_bytes(tx, row.id)),
         await _members(tx, organization_ids=[row.id]),
     )
 

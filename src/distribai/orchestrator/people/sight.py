@@ -7,7 +7,7 @@ from distribai.core.spec import BlobRef
 from distribai.core.why import CODES, Reason
 from distribai.orchestrator.context import Grid
 from distribai.store.blobs import blob_key
-from distribai.store.statements import people
+from distribai.store.statements import holdings
 
 OF_NODES = frozenset({"degraded", "session", "paused", "drain"})
 """Reasons that call a node by its name, which is its owner's to tell."""
@@ -24,7 +24,7 @@ async def may_name(grid: Grid, caller: Principal, ref: BlobRef) -> bool:
     if caller.kind == "node" or caller.operator:
         return True
     async with grid.db.read() as tx:
-        return bool(await people.has_uploaded(tx, caller.account_id, [ref.sha256]))
+        return bool(await holdings.has_uploaded(tx, caller.account_id, [ref.sha256]))
 
 
 async def has_sent(grid: Grid, caller: Principal, ref: BlobRef) -> None:
@@ -32,7 +32,7 @@ async def has_sent(grid: Grid, caller: Principal, ref: BlobRef) -> None:
     operators may anyway."""
     if caller.kind == "account" and not caller.operator:
         async with grid.db.write() as tx:
-            await people.add_upload(tx, caller.account_id, ref.sha256, ref.size)
+            await holdings.add_upload(tx, caller.account_id, ref.sha256, ref.size)
 
 
 async def may_read(grid: Grid, caller: Principal, sha256: str) -> bool:
@@ -47,9 +47,9 @@ async def may_read(grid: Grid, caller: Principal, sha256: str) -> bool:
     if caller.kind == "node" or organizations is None:
         return True
     async with grid.db.read() as tx:
-        if await people.has_uploaded(tx, caller.account_id, [sha256]):
+        if await holdings.has_uploaded(tx, caller.account_id, [sha256]):
             return True
-        return await people.blob_of_jobs(tx, sha256, organizations)
+        return await holdings.blob_of_jobs(tx, sha256, organizations)
 
 
 async def told_to(grid: Grid, caller: Principal, reasons: tuple[Reason, ...]) -> tuple[Reason, ...]:
@@ -60,7 +60,7 @@ async def told_to(grid: Grid, caller: Principal, reasons: tuple[Reason, ...]) ->
         return reasons
     async with grid.db.read() as tx:
         ids = {r.job_id for r in reasons if r.job_id}
-        own = await people.jobs_among(tx, ids, organizations)
+        own = await holdings.jobs_among(tx, ids, organizations)
     told = [r if _plain(r, own) else Reason(r.code, CODES[r.code]) for r in reasons]
     return tuple(dict.fromkeys(told))
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from structlog.testing import capture_logs
 
-from distribai.config import LivenessSettings, OrchestratorSettings
 from distribai.core.spec import DataSpec, JobSpec, ModelSpec, RoundSpec
 from distribai.core.states import JOB, JobState, RoundState, is_terminal
 from distribai.orchestrator.context import Grid, Wake
 from distribai.orchestrator.duties import Duties
 from distribai.orchestrator.fleet import tokens
 from distribai.orchestrator.jobs import commands
+from distribai.sections import LivenessSettings, OrchestratorSettings
 from distribai.store.engine import AnyRow
 from distribai.store.statements import jobs, work
 from distribai.testing.simulation import loop as virtual

@@ -1,0 +1,134 @@
+"""What accounts and organizations have and did: uploads, blobs, jobs, work."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from sqlalchemy import (
+    bindparam,
+    exists,
+    func,
+    or_,
+    select,
+    union,
+)
+
+from distribai.core.states import JOB, JobState, is_terminal
+from distribai.store.engine import AnyRow, Tx
+from distribai.store.tables import (
+    blobs,
+    jobs,
+    memberships,
+    nodes,
+    submissions,
+    uploads,
+    versions,
+)
+
+ENDED = [state.value for state in JobState if is_terminal(JOB, state)]
+
+
+async def add_upload(tx: Tx, account_id: str, sha256: str, size: int) -> None:
+    """Remember that an account has sent the bytes of a blob."""
+    await tx.run(
+        tx.insert(uploads)
+        .values(account_id=account_id, sha256=sha256, size=size, created_at=tx.now)
+        .on_conflict_do_nothing()
+    )
+
+
+async def forget_uploads(tx: Tx, hashes: Collection[str]) -> None:
+    """Nobody has sent these blobs any more: they are deleted."""
+    rows = [{"gone": sha256} for sha256 in hashes]
+    await tx.run_many(uploads.delete().where(uploads.c.sha256 == bindparam("gone")), rows)
+
+
+async def has_uploaded(tx: Tx, account_id: str, hashes: Collection[str]) -> set[str]:
+    """Which of these blobs the account has sent."""
+    rows = await tx.all(
+        select(uploads.c.sha256).where(
+            uploads.c.account_id == account_id, uploads.c.sha256.in_(list(hashes))
+        )
+    )
+    return {row.sha256 for row in rows}
+
+
+async def blob_of_jobs(tx: Tx, sha256: str, organization_ids: Collection[str]) -> bool:
+    """Whether a job of these organizations has made this blob."""
+    mine = jobs.c.organization_id.in_(list(organization_ids))
+    named = select(jobs.c.id).where(
+        mine,
+        or_(
+            exists().where(
+                versions.c.job_id == jobs.c.id,
+                or_(versions.c.weights_sha == sha256, versions.c.update_sha == sha256),
+            ),
+            exists().where(submissions.c.job_id == jobs.c.id, submissions.c.delta_sha == sha256),
+        ),
+    )
+    return await tx.first(named.limit(1)) is not None
+
+
+async def jobs_among(
+    tx: Tx, job_ids: Collection[str], organization_ids: Collection[str]
+) -> set[str]:
+    """Which of these jobs belong to one of these organizations."""
+    rows = await tx.all(
+        select(jobs.c.id).where(
+            jobs.c.id.in_(list(job_ids)), jobs.c.organization_id.in_(list(organization_ids))
+        )
+    )
+    return {row.id for row in rows}
+
+
+async def open_jobs(tx: Tx, organization_id: str) -> int:
+    """Jobs of an organization that have not ended."""
+    query = select(func.count()).where(
+        jobs.c.organization_id == organization_id,
+        jobs.c.state.not_in(ENDED),
+    )
+    return int(await tx.scalar(query) or 0)
+
+
+async def stored_bytes(tx: Tx, organization_id: str) -> int:
+    """Bytes of the blobs that an organization's members have sent or its jobs have stored, each
+    counted once."""
+    sent = (
+        select(uploads.c.sha256, uploads.c.size)
+        .join(memberships, memberships.c.account_id == uploads.c.account_id)
+        .where(memberships.c.organization_id == organization_id)
+    )
+    made = (
+        select(blobs.c.sha256, blobs.c.size)
+        .join(jobs, jobs.c.id == blobs.c.job_id)
+        .where(jobs.c.organization_id == organization_id)
+    )
+    both = union(sent, made).subquery()
+    return int(await tx.scalar(select(func.coalesce(func.sum(both.c.size), 0))) or 0)
+
+
+_NODE = (
+    nodes.c.id,
+    nodes.c.name,
+    nodes.c.liveness,
+    nodes.c.standing,
+    nodes.c.joined_at,
+    nodes.c.last_heard_at,
+    nodes.c.bytes_up,
+    nodes.c.bytes_down,
+)
+
+
+async def work_of_nodes(tx: Tx, account_id: str) -> Sequence[AnyRow]:
+    """What each node of an account did: accepted tasks and tokens of it, bytes it moved."""
+    return await tx.all(
+        select(
+            *_NODE,
+            func.count(submissions.c.task_id).label("tasks"),
+            func.coalesce(func.sum(submissions.c.tokens), 0).label("tokens"),
+        )
+        .join(submissions, submissions.c.node_id == nodes.c.id, isouter=True)
+        .where(nodes.c.account_id == account_id)
+        .group_by(*_NODE)
+        .order_by(nodes.c.joined_at, nodes.c.id)
+    )
