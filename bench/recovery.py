@@ -58,6 +58,9 @@ LIVENESS = {
 NODES = 3
 CAP_S = 120.0
 KINDS = ("node", "daemon", "orchestrator")
+RECEIVED = (TaskState.SUBMITTED, TaskState.VERIFYING, TaskState.ACCEPTED)
+BROUGHT_IN = -1.0
+"""Instead of a time: there was nothing to train again."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -176,20 +179,27 @@ class _Grid:
     # -------------------------------------------------------------- kills
 
     def _kill_node(self, name: str) -> float:
-        held = self._at_work(name)
-        killed = self._strike(name)
+        while True:
+            held = self._at_work(name)
+            killed = self._strike(name)
+            found = self._wait(
+                "its samples are trained again", lambda client: self._again(client, held)
+            )
+            self._node(name)
+            self._at_work(name)
+            if found != BROUGHT_IN:
+                return found - killed
 
-        def trained_elsewhere(client: Client) -> float | None:
-            for task in client.tasks(self._job):
-                again = task.node_id != held.node_id or task.attempt > held.attempt
-                if again and task.step > 0 and _overlap(task.samples, held.samples):
-                    return time.time()
-            return None
-
-        found = self._wait("its samples are trained again", trained_elsewhere)
-        self._node(name)
-        self._at_work(name)
-        return found - killed
+    def _again(self, client: Client, held: answers.TaskRecord) -> float | None:
+        """When somebody else trains what a killed node held; ``BROUGHT_IN`` if the node had been
+        quicker than the kill, so that nobody has to."""
+        for task in client.tasks(self._job):
+            if task.id == held.id and task.attempt == held.attempt and task.state in RECEIVED:
+                return BROUGHT_IN
+            again = task.node_id != held.node_id or task.attempt > held.attempt
+            if again and task.step > 0 and _overlap(task.samples, held.samples):
+                return time.time()
+        return None
 
     def _kill_daemon(self, name: str) -> float:
         held = self._at_work(name)

@@ -20,6 +20,7 @@ from distribai.store.engine import Database
 from distribai.store.migrate import migrate
 from distribai.store.statements import fleet, records
 from tests.cli.conftest import Run
+from tests.store.databases import add_old_operator_token
 
 BLOB = bytes(range(256)) * 4096
 
@@ -38,7 +39,7 @@ def state(home: Path) -> Path:
         ref: BlobRef = await blobs.put_bytes(BLOB)
         async with db.write() as tx:
             await fleet.set_fact_once(tx, "grid_id", "grid_of_this_test")
-            await fleet.add_token(tx, tokens.hash_secret("dop_secret"), "operator")
+            await add_old_operator_token(tx, tokens.hash_secret("dop_secret"))
             await records.add_blob(tx, ref, "data")
         await db.close()
 

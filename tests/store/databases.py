@@ -12,12 +12,12 @@ from pathlib import Path
 import asyncpg
 from alembic.config import Config
 from alembic.script import ScriptDirectory
-from sqlalchemy import make_url
+from sqlalchemy import insert, make_url
 
 from distribai.store import migrations
-from distribai.store.engine import Database
+from distribai.store.engine import Database, Tx
 from distribai.store.migrate import migrate
-from distribai.store.tables import metadata
+from distribai.store.tables import metadata, tokens
 
 
 def run_postgres() -> Iterator[str]:
@@ -57,6 +57,11 @@ async def new_postgres(uri: str) -> str:
     await connection.execute("UPDATE alembic_version SET version_num = $1", _newest())
     await connection.close()
     return uri
+
+
+async def add_old_operator_token(tx: Tx, token_hash: str) -> None:
+    """An operator's token as the first schema had them; nothing makes any today."""
+    await tx.run(insert(tokens).values(token_hash=token_hash, kind="operator", created_at=tx.now))
 
 
 def _newest() -> str:

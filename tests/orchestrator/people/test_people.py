@@ -18,9 +18,9 @@ from distribai.orchestrator.jobs import commands as jobs
 from distribai.orchestrator.jobs import queries as job_queries
 from distribai.orchestrator.jobs.why import why_job
 from distribai.orchestrator.people import admission, commands, credentials, queries
-from distribai.store.statements import fleet, people
+from distribai.store.statements import people
 from tests.http.town import Town, town_on
-from tests.store.databases import new_postgres, new_sqlite
+from tests.store.databases import add_old_operator_token, new_postgres, new_sqlite
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -74,7 +74,7 @@ async def test_no_secret_is_stored(town: Town) -> None:
 async def test_the_operator_s_token_of_an_earlier_grid_goes_on_to_work(any_town: Town) -> None:
     grid = any_town.world.grid
     async with grid.db.write() as tx:
-        await fleet.add_token(tx, tokens.hash_secret("dop_of_an_earlier_version"), "operator")
+        await add_old_operator_token(tx, tokens.hash_secret("dop_of_an_earlier_version"))
     for _ in range(2):
         assert await tokens.ensure_operator_token(grid.db, any_town.world.root, os.urandom)
     who = await tokens.verify_token(grid, "dop_of_an_earlier_version")

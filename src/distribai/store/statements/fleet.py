@@ -20,7 +20,7 @@ from sqlalchemy import (
 
 from distribai.core.states import Liveness, Standing
 from distribai.store.engine import AnyRow, Tx
-from distribai.store.tables import failures, invites, meta, nodes, sessions, submissions, tokens
+from distribai.store.tables import failures, invites, meta, nodes, sessions, submissions
 
 # ------------------------------------------------------------------ nodes
 
@@ -290,11 +290,6 @@ async def node_of_token(tx: Tx, token_hash: str) -> AnyRow | None:
 
 
 # ------------------------------------------------------------------ tokens and invites
-
-
-async def add_token(tx: Tx, token_hash: str, kind: str) -> None:
-    """Insert a token."""
-    await tx.run(insert(tokens).values(token_hash=token_hash, kind=kind, created_at=tx.now))
 
 
 async def add_invite(tx: Tx, invite_id: str, secret_hash: str, **values: Any) -> None:
