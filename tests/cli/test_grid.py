@@ -15,6 +15,7 @@ import pytest
 from distribai.config import Home
 from distribai.core.spec import BlobRef
 from distribai.orchestrator.fleet import tokens
+from distribai.orchestrator.secrets import hash_secret
 from distribai.store.blobs import BlobStore
 from distribai.store.engine import Database
 from distribai.store.migrate import migrate
@@ -39,7 +40,7 @@ def state(home: Path) -> Path:
         ref: BlobRef = await blobs.put_bytes(BLOB)
         async with db.write() as tx:
             await fleet.set_fact_once(tx, "grid_id", "grid_of_this_test")
-            await add_old_operator_token(tx, tokens.hash_secret("dop_secret"))
+            await add_old_operator_token(tx, hash_secret("dop_secret"))
             await records.add_blob(tx, ref, "data")
         await db.close()
 

@@ -20,8 +20,8 @@ from distribai.client import people as calls
 from distribai.config import Home
 from distribai.errors import Conflict, NotAllowed, NotFound
 from distribai.orchestrator.context import Grid
-from distribai.orchestrator.fleet import tokens
 from distribai.orchestrator.http.app import create_app
+from distribai.orchestrator.people import keys
 from distribai.sections import OrchestratorSettings
 from distribai.store.blobs import BlobStore
 from distribai.store.engine import Database
@@ -42,7 +42,7 @@ def town(tmp_path: Path) -> Iterator[tuple[str, str]]:
     async def prepare() -> tuple[str, str]:
         url = await new_sqlite(root)
         db = Database(url, durable=False)
-        token = await tokens.ensure_operator_token(db, root, os.urandom)
+        token = await keys.ensure_operator_key(db, root, os.urandom)
         await db.close()
         return url, token
 

@@ -17,8 +17,8 @@ from fastapi import FastAPI
 from distribai.core.plain import to_plain
 from distribai.core.spec import BlobRef, DataSpec, JobSpec, ModelSpec, RoundSpec
 from distribai.orchestrator.context import Grid
-from distribai.orchestrator.fleet import tokens
 from distribai.orchestrator.http.app import create_app
+from distribai.orchestrator.people import keys
 from distribai.sections import OrchestratorSettings, WebhookSettings
 from distribai.store.blobs import BlobStore
 from distribai.store.engine import Database
@@ -87,6 +87,6 @@ def real_grid(root: Path) -> Iterator[RealGrid]:
 async def _prepare(root: Path) -> str:
     url = await new_sqlite(root)
     db = Database(url, durable=False)
-    token = await tokens.ensure_operator_token(db, root, os.urandom)
+    token = await keys.ensure_operator_key(db, root, os.urandom)
     await db.close()
     return token

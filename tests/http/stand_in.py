@@ -110,7 +110,7 @@ class Orchestrator:
             "fleet.why": ["resolve_node", "why_node"],
             "feed": ["read"],
             "feed.Tail": ["beyond"],
-            "fleet.tokens": ["verify_token"],
+            "callers": ["verify_token"],
             "people.admission": ["organization_for"],
             "traffic": ["count"],
         }.items():

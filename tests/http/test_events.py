@@ -15,9 +15,9 @@ import pytest
 from fastapi import FastAPI
 
 from distribai.client.following import Reader
-from distribai.orchestrator.fleet import tokens
 from distribai.orchestrator.http import events
 from distribai.orchestrator.http.app import create_app
+from distribai.orchestrator.people import keys
 from distribai.store import outbox
 from tests.orchestrator.conftest import any_world, world
 from tests.orchestrator.harness import World
@@ -115,7 +115,7 @@ class Serving:
 
 
 async def serving_of(world: World) -> Serving:
-    token = await tokens.ensure_operator_token(world.grid.db, world.root, os.urandom)
+    token = await keys.ensure_operator_key(world.grid.db, world.root, os.urandom)
     return Serving(world, token)
 
 

@@ -17,9 +17,9 @@ from fastapi import FastAPI
 from distribai.core.people import OPERATOR, Principal, Role, Scope
 from distribai.core.plain import to_plain
 from distribai.core.spec import BlobRef
-from distribai.orchestrator.fleet import tokens
+from distribai.orchestrator import callers
 from distribai.orchestrator.http.app import create_app
-from distribai.orchestrator.people import commands, credentials
+from distribai.orchestrator.people import commands, credentials, keys
 from distribai.wire.joinlink import JoinLink
 from tests.orchestrator.harness import FakeNode, World
 
@@ -49,7 +49,7 @@ class Town:
         grid = world.grid
         link = JoinLink("here", "here:1", "here:2", "grid_test", world.invite)
         grid.join_link = str(link)
-        town.keys["operator"] = await tokens.ensure_operator_token(grid.db, world.root, os.urandom)
+        town.keys["operator"] = await keys.ensure_operator_key(grid.db, world.root, os.urandom)
         town.ids["operator"] = OPERATOR
         for name in ("lab", "mill"):
             town.ids[name] = await commands.create_organization(grid, name)
@@ -90,12 +90,12 @@ class Town:
 
     async def narrow(self, name: str, *scopes: Scope) -> str:
         """A key of somebody's with these scopes alone."""
-        principal = await tokens.verify_token(self.world.grid, self.keys[name])
+        principal = await callers.verify_token(self.world.grid, self.keys[name])
         return (await credentials.create_key(self.world.grid, principal, "narrow", scopes)).secret
 
     async def principal(self, name: str) -> Principal:
         """Who somebody is now."""
-        return await tokens.verify_token(self.world.grid, self.keys[name])
+        return await callers.verify_token(self.world.grid, self.keys[name])
 
     async def upload(self, client: httpx.AsyncClient, data: bytes) -> str:
         """Send bytes whole; their SHA-256."""

@@ -11,7 +11,7 @@ import pytest
 
 from distribai.core.spec import BlobRef
 from distribai.core.tasks import Assignment
-from distribai.orchestrator.fleet import tokens
+from distribai.orchestrator import callers
 from distribai.orchestrator.fleet.queries import list_nodes
 from distribai.orchestrator.jobs import queries
 from distribai.orchestrator.limits import Limits
@@ -261,7 +261,7 @@ async def test_two_streams_of_one_key_at_once_leave_one_session_that_works(world
     session = world.grid.fleet.of(first.id)
     assert session is not None
     assert session.id == alive[0].session
-    assert (await tokens.verify_token(world.grid, alive[0].token)).node_id == first.id
+    assert (await callers.verify_token(world.grid, alive[0].token)).node_id == first.id
     assert alive[0].tasks
 
 

@@ -11,10 +11,10 @@ import pytest
 from distribai.client.problems import error_of
 from distribai.errors import TooMany
 from distribai.orchestrator.context import Grid
-from distribai.orchestrator.fleet import tokens
 from distribai.orchestrator.grpc import serve
 from distribai.orchestrator.http.app import create_app
 from distribai.orchestrator.limits import SLOWED, Limits, address_of, network_of
+from distribai.orchestrator.people import keys
 from distribai.sections import LimitSettings
 from distribai.wire.v1 import distribai_pb2 as pb
 from tests.orchestrator.harness import World, breathe
@@ -71,7 +71,7 @@ async def tight(world: World) -> httpx.AsyncClient:
     grid = world.grid
     grid.settings = replace(grid.settings, limits=TIGHT)
     grid.limits = Limits(TIGHT, world.time)
-    world.operator = await tokens.ensure_operator_token(  # type: ignore[attr-defined]
+    world.operator = await keys.ensure_operator_key(  # type: ignore[attr-defined]
         grid.db, Path(world.root), grid.entropy
     )
     return client(grid, STRANGER, world.operator)  # type: ignore[attr-defined]

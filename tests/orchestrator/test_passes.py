@@ -14,7 +14,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import select, update
 
 from distribai.errors import DistribAIError
-from distribai.orchestrator.fleet import passes, tokens
+from distribai.orchestrator import callers
+from distribai.orchestrator.fleet import passes
 from distribai.orchestrator.fleet.liveness import flush
 from distribai.orchestrator.fleet.registration import MODE, OPEN
 from distribai.store.statements import fleet
@@ -35,7 +36,7 @@ def joined(head: dict[str, Any], body: dict[str, Any], signature: str) -> str:
 async def code(world: World, token: str) -> str:
     """Why a token is refused; the node's id when it is not."""
     try:
-        return (await tokens.verify_token(world.grid, token)).node_id
+        return (await callers.verify_token(world.grid, token)).node_id
     except DistribAIError as problem:
         return problem.code
 

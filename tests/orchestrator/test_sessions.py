@@ -8,7 +8,7 @@ from sqlalchemy import update
 from distribai.core.states import TaskState
 from distribai.core.tasks import Progress
 from distribai.errors import DistribAIError
-from distribai.orchestrator.fleet import tokens
+from distribai.orchestrator import callers
 from distribai.orchestrator.fleet.liveness import flush
 from distribai.orchestrator.fleet.queries import list_nodes
 from distribai.orchestrator.grpc import serve
@@ -87,9 +87,9 @@ async def test_the_newest_session_of_a_key_fences_the_older(world: World) -> Non
     await breathe()
     assert first.end is not None
     assert (first.end.code, first.end.retry) == ("node.fenced", False)
-    assert (await tokens.verify_token(world.grid, second.token)).node_id == first.id
+    assert (await callers.verify_token(world.grid, second.token)).node_id == first.id
     with pytest.raises(DistribAIError) as caught:
-        await tokens.verify_token(world.grid, old_token)
+        await callers.verify_token(world.grid, old_token)
     assert caught.value.code == "auth.invalid"
 
 
@@ -173,7 +173,7 @@ async def test_a_banned_node_loses_its_stream_its_token_and_its_way_back(world: 
     assert a.end is not None
     assert a.end.code == "node.banned"
     with pytest.raises(DistribAIError) as caught:
-        await tokens.verify_token(world.grid, a.token)
+        await callers.verify_token(world.grid, a.token)
     assert caught.value.code == "auth.forbidden"
     await a.connect()
     assert a.end is not None

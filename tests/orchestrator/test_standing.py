@@ -6,7 +6,8 @@ import pytest
 
 from distribai.core.standing import QUARANTINE_JOBS, WINDOW_S
 from distribai.errors import Conflict, NotAllowed, NotFound
-from distribai.orchestrator.fleet import standing, tokens
+from distribai.orchestrator import callers
+from distribai.orchestrator.fleet import standing
 from distribai.orchestrator.fleet.queries import node_state
 from distribai.orchestrator.fleet.why import node_events, why_node
 from distribai.orchestrator.jobs import commands, queries
@@ -114,7 +115,7 @@ async def test_a_banned_node_cannot_register_and_a_ban_ends_by_a_pardon_only(
     tasks = {t.id: t for t in (await queries.list_tasks(world.grid, job_id)).items}
     assert tasks[held.task_id].state == "queued"
     with pytest.raises(NotAllowed):
-        await tokens.verify_token(world.grid, node.token)
+        await callers.verify_token(world.grid, node.token)
     await breathe()
     assert node.end is not None
     assert (node.end.code, node.end.retry) == ("node.banned", False)

@@ -12,8 +12,7 @@ from sqlalchemy import Connection, make_url, text
 
 from distribai.core.people import HOME, OPERATOR
 from distribai.errors import Conflict
-from distribai.orchestrator.fleet import tokens
-from distribai.orchestrator.people import access
+from distribai.orchestrator.people import access, keys
 from distribai.store.engine import Database
 from distribai.store.migrate import alembic_config, migrate
 from distribai.store.statements import fleet
@@ -62,7 +61,7 @@ async def test_the_jobs_nodes_and_keys_of_a_grid_without_people_go_to_its_operat
         for statement in EARLIER:
             await tx.run(text(statement))
     await migrate(db)
-    assert await tokens.ensure_operator_token(db, tmp_path, os.urandom) == ""
+    assert await keys.ensure_operator_key(db, tmp_path, os.urandom) == ""
     async with db.write() as tx:
         assert await tx.scalar(text("SELECT organization_id FROM jobs")) == HOME
         assert await tx.scalar(text("SELECT account_id FROM nodes")) == OPERATOR

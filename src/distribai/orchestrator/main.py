@@ -29,6 +29,7 @@ from distribai.orchestrator.fleet import liveness, tokens
 from distribai.orchestrator.fleet.registration import MODE, TRUSTED
 from distribai.orchestrator.grpc import NodeService
 from distribai.orchestrator.http.app import create_app
+from distribai.orchestrator.people import keys
 from distribai.sections import OrchestratorSettings
 from distribai.store import leases
 from distribai.store.blobs import BlobStore
@@ -115,7 +116,7 @@ class Orchestrator:
 
     def told(self) -> None:
         """The operator has been told the key: its text is kept no longer."""
-        tokens.token_was_told(self.settings.state_dir)
+        keys.key_was_told(self.settings.state_dir)
 
     async def watch(self) -> None:
         """Wait until a duty dies of a defect, and raise it."""
@@ -138,9 +139,9 @@ class Orchestrator:
             max_bytes=self.settings.max_blob_bytes,
         )
         await ensure_mode(db, self.settings.mode)
-        self.operator_token = await tokens.ensure_operator_token(db, state, os.urandom)
+        self.operator_token = await keys.ensure_operator_key(db, state, os.urandom)
         if self.operator_token:
-            self.operator_login = await tokens.new_operator_login(db, os.urandom)
+            self.operator_login = await keys.new_operator_login(db, os.urandom)
         invite = await tokens.ensure_invite(db, state, os.urandom)
         self.grid = Grid(
             db=db,

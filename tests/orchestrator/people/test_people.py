@@ -13,11 +13,12 @@ import pytest
 from distribai.core.people import HOME, OPERATOR, Policy, Quota, Role, Scope
 from distribai.core.plain import to_plain
 from distribai.errors import Conflict, NotAllowed, NotFound, Unauthenticated, UsageError
-from distribai.orchestrator.fleet import tokens
+from distribai.orchestrator import callers
 from distribai.orchestrator.jobs import commands as jobs
 from distribai.orchestrator.jobs import queries as job_queries
 from distribai.orchestrator.jobs.why import why_job
-from distribai.orchestrator.people import admission, commands, credentials, queries
+from distribai.orchestrator.people import admission, commands, credentials, keys, queries
+from distribai.orchestrator.secrets import hash_secret
 from distribai.store.statements import people
 from tests.http.town import Town, town_on
 from tests.store.databases import add_old_operator_token, new_postgres, new_sqlite
@@ -52,10 +53,10 @@ async def test_a_login_is_exchanged_once(any_town: Town) -> None:
     )
     (key,) = [a for a in answers if not isinstance(a, BaseException)]
     assert all(isinstance(a, Unauthenticated) for a in answers if a is not key)
-    who = await tokens.verify_token(grid, key.secret)
+    who = await callers.verify_token(grid, key.secret)
     assert (who.name, who.account_id) == ("ann", any_town.ids["ann"])
     late = await credentials.new_login(grid, "ann")
-    any_town.world.time.now += tokens.LOGIN_S
+    any_town.world.time.now += keys.LOGIN_S
     with pytest.raises(Unauthenticated):
         await credentials.log_in(grid, late.login, "x")
 
@@ -74,16 +75,16 @@ async def test_no_secret_is_stored(town: Town) -> None:
 async def test_the_operator_s_token_of_an_earlier_grid_goes_on_to_work(any_town: Town) -> None:
     grid = any_town.world.grid
     async with grid.db.write() as tx:
-        await add_old_operator_token(tx, tokens.hash_secret("dop_of_an_earlier_version"))
+        await add_old_operator_token(tx, hash_secret("dop_of_an_earlier_version"))
     for _ in range(2):
-        assert await tokens.ensure_operator_token(grid.db, any_town.world.root, os.urandom)
-    who = await tokens.verify_token(grid, "dop_of_an_earlier_version")
+        assert await keys.ensure_operator_key(grid.db, any_town.world.root, os.urandom)
+    who = await callers.verify_token(grid, "dop_of_an_earlier_version")
     assert who.operator
     assert who.account_id == OPERATOR
     (old,) = [k for k in (await queries.list_keys(grid, who)).items if "earlier" in k.name]
     assert (await credentials.revoke_key(grid, who, old.id)).valid is False
     with pytest.raises(Unauthenticated):
-        await tokens.verify_token(grid, "dop_of_an_earlier_version")
+        await callers.verify_token(grid, "dop_of_an_earlier_version")
 
 
 async def test_a_key_tells_when_it_was_used_last_and_not_at_every_request(town: Town) -> None:
@@ -303,7 +304,7 @@ async def test_an_invite_lets_in_as_many_as_it_says(any_town: Town) -> None:
 async def test_a_key_of_a_scope_is_narrow_in_the_database_too(town: Town) -> None:
     secret = await town.narrow("ann", Scope.READ)
     async with town.world.grid.db.read() as tx:
-        row = await people.valid_key(tx, tokens.hash_secret(secret))
+        row = await people.valid_key(tx, hash_secret(secret))
     assert row is not None
     assert row.scopes == ["read"]
     assert secret.startswith(row.prefix)

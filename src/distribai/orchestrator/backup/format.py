@@ -21,7 +21,7 @@ from distribai.core.plain import fingerprint, from_plain, to_plain
 from distribai.core.spec import BlobRef
 from distribai.errors import Conflict, Integrity, NotFound, Unavailable
 from distribai.orchestrator.certificates import CA_CERT, CA_KEY
-from distribai.orchestrator.fleet.tokens import UNTOLD
+from distribai.orchestrator.people.keys import UNTOLD
 from distribai.orchestrator.webhooks.keys import WEBHOOK_KEY
 from distribai.store.blobs import blob_key, hash_file
 from distribai.store.migrate import alembic_config

@@ -24,9 +24,10 @@ from distribai.orchestrator.context import Grid
 from distribai.orchestrator.fleet import passes
 from distribai.orchestrator.fleet.liveness import fenced, release_node
 from distribai.orchestrator.fleet.registry import LiveSession
-from distribai.orchestrator.fleet.tokens import SESSION_BYTES, hash_secret, new_secret
+from distribai.orchestrator.fleet.tokens import SESSION_BYTES
 from distribai.orchestrator.rounds import tasks
 from distribai.orchestrator.rounds.late import destination, may_come_back
+from distribai.orchestrator.secrets import hash_secret, new_secret
 from distribai.store import leases
 from distribai.store.engine import AnyRow, Tx
 from distribai.store.statements import fleet, work

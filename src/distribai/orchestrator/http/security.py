@@ -19,9 +19,8 @@ from starlette.requests import Request
 
 from distribai.core.people import Principal, Role, Scope
 from distribai.errors import NotAllowed, Unauthenticated
-from distribai.orchestrator import events
+from distribai.orchestrator import callers, events
 from distribai.orchestrator.context import Grid
-from distribai.orchestrator.fleet import tokens
 from distribai.orchestrator.fleet import why as nodes
 from distribai.orchestrator.jobs import queries as jobs
 
@@ -111,7 +110,7 @@ async def authorize(
             "Send `Authorization: Bearer KEY`. The command line takes the key from "
             "DISTRIBAI_TOKEN, or from what `distribai login` or `orchestrator start` left.",
         )
-    principal = await tokens.verify_token(grid, credentials.credentials)
+    principal = await callers.verify_token(grid, credentials.credentials)
     grid.limits.admit(credentials.credentials, principal.owner)
     _check(principal, access, scope, f"{request.method} {request.url.path}")
     events.act_as(principal)

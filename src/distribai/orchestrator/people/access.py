@@ -18,6 +18,7 @@ from distribai.core.people import (
     Scope,
 )
 from distribai.core.plain import to_plain
+from distribai.orchestrator.context import Grid
 from distribai.store.engine import AnyRow, Tx
 from distribai.store.statements import people
 
@@ -50,6 +51,14 @@ async def holder_of(tx: Tx, secret_hash: str) -> Holder | None:
         scopes=frozenset(Scope(s) for s in key.scopes),
     )
     return Holder(principal, key.last_used_at is None or tx.now - key.last_used_at > USED_S)
+
+
+async def used(grid: Grid, holder: Holder) -> Principal:
+    """The holder of a key that is being used; that it was is written now and then."""
+    if holder.stale:
+        async with grid.db.write() as tx:
+            await people.key_used(tx, holder.principal.key_id)
+    return holder.principal
 
 
 async def ensure_home(tx: Tx) -> AnyRow:

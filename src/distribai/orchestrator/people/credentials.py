@@ -14,9 +14,9 @@ from distribai.core.text import clean
 from distribai.errors import Conflict, NotAllowed, NotFound, Unauthenticated, Unavailable
 from distribai.orchestrator import events
 from distribai.orchestrator.context import Grid
-from distribai.orchestrator.fleet import tokens
+from distribai.orchestrator.fleet.tokens import INVITE_BYTES
 from distribai.orchestrator.idempotency import Key, told_once
-from distribai.orchestrator.people import access
+from distribai.orchestrator.people import access, keys
 from distribai.orchestrator.people.queries import (
     find_account,
     invite_record,
@@ -29,6 +29,7 @@ from distribai.orchestrator.people.records import (
     NewKey,
     NewLogin,
 )
+from distribai.orchestrator.secrets import hash_secret, new_secret
 from distribai.store.engine import AnyRow, Tx
 from distribai.store.statements import fleet, people
 from distribai.wire import joinlink
@@ -55,9 +56,9 @@ async def new_login(grid: Grid, ref: str) -> NewLogin:
 
 async def add_login(grid: Grid, tx: Tx, account_id: str, name: str) -> NewLogin:
     """A one-time login for an account whose row the transaction has made or read."""
-    login = tokens.new_secret(tokens.LOGIN_PREFIX, grid.entropy, tokens.OPERATOR_BYTES)
-    expires = tx.now + tokens.LOGIN_S
-    await people.add_login(tx, tokens.hash_secret(login), account_id, expires)
+    login = new_secret(keys.LOGIN_PREFIX, grid.entropy, keys.KEY_BYTES)
+    expires = tx.now + keys.LOGIN_S
+    await people.add_login(tx, hash_secret(login), account_id, expires)
     await events.record(tx, "account.login", data={"account": account_id, "name": name})
     return NewLogin(account_id, name, login, expires)
 
@@ -69,7 +70,7 @@ async def log_in(grid: Grid, login: str, key_name: str) -> NewKey:
         Unauthenticated: ``auth.invalid``: it is unknown, used, expired, or its account is closed.
     """
     async with grid.db.write() as tx:
-        account_id = await people.take_login(tx, tokens.hash_secret(login))
+        account_id = await people.take_login(tx, hash_secret(login))
         account = None if account_id is None else await people.account(tx, account_id)
         if account is not None and account.closed_at is None:
             events.act_as(Principal("account", account_id=account.id))
@@ -134,7 +135,7 @@ async def create_key(
 
     async def again(tx: Tx, key_id: str) -> NewKey:
         secret = _fresh(grid)
-        await people.new_secret(tx, key_id, secret[: tokens.SHOWN], tokens.hash_secret(secret))
+        await people.new_secret(tx, key_id, secret[: keys.SHOWN], hash_secret(secret))
         row = await people.key(tx, key_id)
         assert row is not None, "keys are never deleted"
         return NewKey(key_record(row, tx.now), secret, caller.name)
@@ -143,7 +144,7 @@ async def create_key(
 
 
 def _fresh(grid: Grid) -> str:
-    return tokens.new_secret(tokens.KEY_PREFIX, grid.entropy, tokens.OPERATOR_BYTES)
+    return new_secret(keys.KEY_PREFIX, grid.entropy, keys.KEY_BYTES)
 
 
 async def _add_key(
@@ -161,8 +162,8 @@ async def _add_key(
         id=key_id,
         account_id=account.id,
         name=name,
-        prefix=secret[: tokens.SHOWN],
-        secret_hash=tokens.hash_secret(secret),
+        prefix=secret[: keys.SHOWN],
+        secret_hash=hash_secret(secret),
         scopes=[scope.value for scope in scopes],
         expires_at=expires_at,
     )
@@ -230,7 +231,7 @@ async def create_invite(
     """
     if not grid.join_link:
         raise Unavailable("grid.unreachable", "The grid does not listen for nodes yet.")
-    secret = tokens.new_secret("", grid.entropy, tokens.INVITE_BYTES)
+    secret = new_secret("", grid.entropy, INVITE_BYTES)
     invite_id = make_id("inv", grid.entropy(RANDOM_BYTES))
 
     async def make(tx: Tx) -> tuple[str, InviteRecord]:
@@ -240,7 +241,7 @@ async def create_invite(
         await fleet.add_invite(
             tx,
             invite_id,
-            tokens.hash_secret(secret),
+            hash_secret(secret),
             account_id=owner.id,
             trusted=trusted,
             note=clean(note, MAX_NAME, lines=False),
@@ -252,7 +253,7 @@ async def create_invite(
         return invite_id, await _invite(tx, invite_id)
 
     async def again(tx: Tx, made: str) -> InviteRecord:
-        await people.new_invite_secret(tx, made, tokens.hash_secret(secret))
+        await people.new_invite_secret(tx, made, hash_secret(secret))
         return await _invite(tx, made)
 
     told = await told_once(grid, key, make, again)
