@@ -54,12 +54,27 @@ async def test_a_blob_goes_up_in_parts_and_comes_down(
     assert {c[:2] for c in rooms.counted} == {("job_x", "node_a")}
 
 
-async def test_a_blob_that_is_there_needs_no_upload(node: httpx.AsyncClient, grid: Grid) -> None:
+async def test_a_blob_that_is_there_needs_no_upload(
+    operator: httpx.AsyncClient, grid: Grid
+) -> None:
     await grid.blobs.put_bytes(b"here")
-    known = await node.post(BLOBS, json=claim(b"here"))
+    known = await operator.post(BLOBS, json=claim(b"here"))
     assert (known.status_code, known.json()["complete"]) == (200, True)
-    other_size = await node.post(BLOBS, json={**claim(b"here"), "size": 5})
+    other_size = await operator.post(BLOBS, json={**claim(b"here"), "size": 5})
     assert (other_size.status_code, other_size.json()["code"]) == (422, "blob.truncated")
+
+
+async def test_a_node_hears_that_a_blob_is_there_only_if_it_has_brought_it(
+    node: httpx.AsyncClient, grid: Grid
+) -> None:
+    await grid.blobs.put_bytes(b"here")
+    for told in (claim(b"here"), {**claim(b"here"), "size": 5}, claim(b"not here")):
+        begun = await node.post(BLOBS, json=told)
+        assert (begun.status_code, begun.json()["complete"]) == (201, False)
+    upload = await begin(node, b"brought")
+    assert (await node.patch(upload, content=b"brought", headers=at(0))).status_code == 201
+    again = await node.post(BLOBS, json=claim(b"brought"))
+    assert (again.status_code, again.json()["complete"]) == (200, True)
 
 
 async def test_a_blob_that_the_disk_has_torn_is_sent_again_and_heals(

@@ -11,6 +11,7 @@ from distribai.core.ids import RANDOM_BYTES, Kind, make_id
 from distribai.orchestrator.feed import Tail
 from distribai.orchestrator.fleet.passes import Ring
 from distribai.orchestrator.fleet.registry import Registry
+from distribai.orchestrator.fleet.stock import Stock
 from distribai.orchestrator.limits import Limits
 from distribai.orchestrator.metrics import Metrics
 from distribai.sections import OrchestratorSettings
@@ -54,7 +55,8 @@ class Grid:
     """One orchestrator process's view of its grid.
 
     ``clock`` is monotonic seconds and decides nothing that is stored; ``entropy(n)`` gives n random
-    bytes. ``holder`` names this process in leased rows. ``tail`` is where readers of events wait.
+    bytes. ``holder`` names this process in leased rows, ``stock`` is what it knows of blobs
+    that nodes move. ``tail`` is where readers of events wait.
     ``counted`` are bytes that wait to be
     written (``orchestrator.traffic``), ``metrics`` this process's figures. ``started_at`` and
     ``not_before`` (database time): when this process started, and until when it waits for nodes
@@ -71,6 +73,7 @@ class Grid:
     entropy: Callable[[int], bytes]
     grid_id: str
     fleet: Registry = field(default_factory=Registry)
+    stock: Stock = field(default_factory=Stock)
     wake: Wake = field(default_factory=Wake)
     tail: Tail = field(default_factory=Tail)
     holder: str = "orchestrator"

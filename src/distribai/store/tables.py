@@ -196,6 +196,7 @@ submissions = Table(
     Column("signature", LargeBinary, nullable=False),
     Column("accepted_at", Double, nullable=False),
     Index(None, "job_id", "round", "take"),
+    Index(None, "delta_sha"),
     comment="accepted work: the primary key lets a task count once whatever else goes wrong",
 )
 
@@ -217,6 +218,9 @@ versions = Table(
     Column("tokens", BigInteger, nullable=False, default=0),
     Column("held_out_loss", Double),
     Column("created_at", Double, nullable=False),
+    # Who may fetch a blob is asked by its hash.
+    Index(None, "weights_sha"),
+    Index(None, "update_sha"),
 )
 
 nodes = Table(

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import structlog
+
 from distribai.core.plain import to_plain
 from distribai.core.states import Intent, Liveness, Standing, TaskState
 from distribai.errors import NotAllowed, Unavailable
@@ -23,6 +25,11 @@ from distribai.store.engine import AnyRow, Tx
 from distribai.store.statements import fleet, jobs, records, work
 from distribai.wire.endings import end_of
 from distribai.wire.v1 import distribai_pb2 as pb
+
+log = structlog.get_logger(__name__)
+
+AFTERWARDS_S = 60.0
+"""Seconds for which lines about a task that has ended are still its node's to write."""
 
 MAX_MOVED = 2**40
 """Bytes that a node may say it moved between two flushes, about a second: a sum of such claims
@@ -100,21 +107,36 @@ def _heard_row(session: LiveSession, up: int, down: int) -> dict[str, object]:
 
 
 async def _write_logs(tx: Tx, logs: Sequence[LogEntry]) -> None:
-    jobs_of = {t.id: t.job_id for t in await work.tasks_by_id(tx, {e.task_id for e in logs})}
-    await records.add_logs(
-        tx,
-        [
+    """Write nodes' lines, each to the job of the task that it names. A line about a task that its
+    node does not have, or has had no more for :data:`AFTERWARDS_S`, is nobody's: a node that knows
+    a task's id must not write into the job of it."""
+    known = {t.id: t for t in await work.tasks_by_id(tx, {e.task_id for e in logs if e.task_id})}
+    rows, foreign = [], set()
+    for e in logs:
+        task = known.get(e.task_id)
+        if e.task_id and (task is None or not _may_tell(e.node_id, task, tx.now)):
+            foreign.add(e.node_id)
+            continue
+        rows.append(
             {
                 "level": e.level,
                 "message": e.message,
-                "job_id": jobs_of.get(e.task_id, ""),
+                "job_id": "" if task is None else task.job_id,
                 "task_id": e.task_id,
                 "node_id": e.node_id,
                 "fields": dict(e.fields),
             }
-            for e in logs
-        ],
-    )
+        )
+    for node_id in sorted(foreign):
+        log.info("node.log.dropped", node=node_id, why="it names a task that the node has not")
+    await records.add_logs(tx, rows)
+
+
+def _may_tell(node_id: str, task: AnyRow, now: float) -> bool:
+    """Whether a line of the node's about the task is worth keeping: it was leased to this node
+    last. Lines travel apart from results, so those about a task that has just ended still come."""
+    ended = task.ended_at is not None and now - task.ended_at > AFTERWARDS_S
+    return task.node_id == node_id and not ended
 
 
 async def _write_progress(tx: Tx, heard: Sequence[LiveSession]) -> None:

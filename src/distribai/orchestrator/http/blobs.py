@@ -1,8 +1,8 @@
 """Blobs by hash: begin, go on, ask, fetch. The only routes that nodes may use.
 
-A node may fetch whatever it knows the hash of, which its tasks tell it. An account must send bytes
-itself before it may name them, also bytes that are here already; and it may fetch what it has sent,
-and what its organizations' jobs have made. All else is as unknown to it as what never was.
+A node may fetch what its work needs, and bring results of it (``fleet.supplies``). Whoever names
+bytes must have sent them before, also bytes that are here already; an account may fetch what it has
+sent, and what its organizations' jobs have made. All else is as unknown as what never was.
 
 An upload: ``POST /blobs`` with hash and size (done when the blob is there already), then ``PATCH``
 the bytes at the offset so far, in as many requests as it takes; ``HEAD`` tells the offset after a
@@ -25,6 +25,7 @@ from distribai.core.spec import BlobRef
 from distribai.errors import DistribAIError, NotFound
 from distribai.orchestrator import traffic
 from distribai.orchestrator.context import Grid
+from distribai.orchestrator.fleet import supplies
 from distribai.orchestrator.http import problems
 from distribai.orchestrator.http.parameters import IdempotencyKey
 from distribai.orchestrator.http.ranges import RANGES, blob_response
@@ -44,7 +45,7 @@ JobHeader = Annotated[
     str,
     Header(
         alias="X-DistribAI-Job",
-        description="The job that the bytes are counted to.",
+        description="The job that the bytes are for, and are counted to.",
         pattern="^[a-z0-9_]{0,40}$",
     ),
 ]
@@ -162,6 +163,8 @@ async def append_upload(
     """The raw bytes from ``Upload-Offset`` on. 204: more is to come; 201: promoted."""
     received = 0
     ref = grid.blobs.uploads.claim(upload_id, sight.sender(caller))
+    if caller.kind == "node":
+        job = await supplies.job_of(grid, caller.node_id, job)
 
     async def counted() -> AsyncIterator[bytes]:
         nonlocal received
@@ -197,7 +200,7 @@ async def fetch_blob(
     sha256: str, request: Request, grid: GridOf, caller: Caller, job: JobHeader = ""
 ) -> Response:
     """The bytes, or one ``Range`` of them. Hash them again: the name is the promise."""
-    ref = await _readable(grid, caller, sha256)
+    ref = await _readable(grid, caller, sha256, job)
     return await blob_response(
         request, grid.blobs, ref, sent=lambda n: _count(grid, caller, job, sha256, down=n)
     )
@@ -207,19 +210,21 @@ async def fetch_blob(
     "/{sha256}", summary="Whether a blob is there", response_class=Response, responses=RANGES
 )
 @allow(Access.READERS)
-async def probe_blob(sha256: str, request: Request, grid: GridOf, caller: Caller) -> Response:
+async def probe_blob(
+    sha256: str, request: Request, grid: GridOf, caller: Caller, job: JobHeader = ""
+) -> Response:
     """Its size and entity tag."""
-    ref = await _readable(grid, caller, sha256)
+    ref = await _readable(grid, caller, sha256, job)
     return await blob_response(request, grid.blobs, ref)
 
 
-async def _readable(grid: Grid, caller: Principal, sha256: str) -> BlobRef:
+async def _readable(grid: Grid, caller: Principal, sha256: str, job: str) -> BlobRef:
     """A blob that is here and that the caller may read.
 
     Raises:
         NotFound: ``blob.unknown``.
     """
-    if not await sight.may_read(grid, caller, sha256):
+    if not await sight.may_read(grid, caller, sha256, job):
         raise no_blob(sha256)
     return BlobRef(sha256, await grid.blobs.size(sha256))
 

@@ -20,6 +20,7 @@ from distribai.core.plan import plan
 from distribai.core.spec import BlobRef, JobSpec
 from distribai.errors import Conflict, NotAllowed, NotFound, UsageError
 from distribai.orchestrator.context import Grid
+from distribai.orchestrator.fleet import supplies
 from distribai.store.engine import AnyRow, Tx
 from distribai.store.statements import holdings, people
 
@@ -109,13 +110,18 @@ async def _check(tx: Tx, row: AnyRow, asked: Asked) -> None:
 
 
 async def check_upload(grid: Grid, caller: Principal, ref: BlobRef) -> None:
-    """Refuse an upload for which none of the caller's organizations has room.
+    """Refuse an upload for which none of the caller's organizations has room, or that is no result
+    of a node's work.
 
     Raises:
         Conflict: ``quota.bytes``.
+        NotAllowed, Integrity, TooMany: as ``fleet.supplies.check_upload``.
     """
+    if caller.kind == "node":
+        await supplies.check_upload(grid, caller.node_id, ref)
+        return
     allowed = caller.works_in()
-    if caller.kind == "node" or allowed is None:
+    if allowed is None:
         return
     excess = None
     async with grid.db.read() as tx:

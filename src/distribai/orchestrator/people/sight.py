@@ -6,6 +6,7 @@ from distribai.core.people import Principal
 from distribai.core.spec import BlobRef
 from distribai.core.why import CODES, Reason
 from distribai.orchestrator.context import Grid
+from distribai.orchestrator.fleet import supplies
 from distribai.store.blobs import blob_key
 from distribai.store.statements import holdings
 
@@ -19,32 +20,40 @@ def sender(caller: Principal) -> str:
 
 
 async def may_name(grid: Grid, caller: Principal, ref: BlobRef) -> bool:
-    """Whether the caller may name a blob without sending its bytes: nodes and operators any,
-    others what they have sent before."""
-    if caller.kind == "node" or caller.operator:
+    """Whether the caller may name a blob without sending its bytes: operators any, others what they
+    have sent before; a node what this process remembers of that."""
+    if caller.kind == "node":
+        return grid.stock.has_brought(caller.node_id, ref.sha256)
+    if caller.operator:
         return True
     async with grid.db.read() as tx:
         return bool(await holdings.has_uploaded(tx, caller.account_id, [ref.sha256]))
 
 
 async def has_sent(grid: Grid, caller: Principal, ref: BlobRef) -> None:
-    """The caller has sent all bytes of a blob: its account may name it from now on, as nodes and
-    operators may anyway."""
-    if caller.kind == "account" and not caller.operator:
+    """The caller has sent all bytes of a blob, and may name it from now on, as operators may
+    anyway."""
+    if caller.kind == "node":
+        grid.stock.bring(caller.node_id, ref.sha256)
+    elif not caller.operator:
         async with grid.db.write() as tx:
             await holdings.add_upload(tx, caller.account_id, ref.sha256, ref.size)
 
 
-async def may_read(grid: Grid, caller: Principal, sha256: str) -> bool:
-    """Whether the caller may fetch a blob: nodes and operators any, others what they have sent and
-    what jobs have made that they may look at.
+async def may_read(grid: Grid, caller: Principal, sha256: str, job_id: str = "") -> bool:
+    """Whether the caller may fetch a blob: operators any, nodes what their work needs (``job_id``
+    is the job that they say it is for), others what they have sent and what jobs have made that
+    they may look at.
 
     Raises:
         NotFound: ``blob.unknown``: nothing can go by that name.
+        Unavailable: ``blob.store`` or ``grid.database``.
     """
     blob_key(sha256)
+    if caller.kind == "node":
+        return await supplies.may_fetch(grid, caller.node_id, sha256, job_id)
     organizations = caller.sees()
-    if caller.kind == "node" or organizations is None:
+    if organizations is None:
         return True
     async with grid.db.read() as tx:
         if await holdings.has_uploaded(tx, caller.account_id, [sha256]):

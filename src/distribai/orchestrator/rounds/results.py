@@ -75,7 +75,7 @@ async def take_result(
     async with grid.db.read() as tx:
         task = await work.get_task(tx, outcome.task_id)
     if task is None:
-        return _not_held(outcome, "there is no such task")
+        return _not_held(outcome)
     async with grid.db.write() as tx:
         await jobs.lock(tx, task.job_id)
         # Here and not only at the stream: what counts must not slip through just after a ban.
@@ -90,11 +90,13 @@ async def take_result(
 
 async def _take(tx: Tx, task: AnyRow, node_id: str, outcome: Outcome, signature: bytes) -> Answer:
     hashed = fingerprint(outcome)
+    if not _had(task, node_id, outcome.attempt):
+        return _not_held(outcome)
     # A failed attempt leaves the task to others, so its report is known by hash alone.
     if task.outcome_hash == hashed:
         return answer_of(task)
     if task.node_id != node_id or task.attempt != outcome.attempt:
-        return _not_held(outcome, "another attempt holds it")
+        return _not_held(outcome, "another attempt holds it by now")
     if task.state != TaskState.LEASED:
         return _not_held(outcome, f"the task is {task.state}: {task.reason or 'it has ended'}")
     if outcome.status == "failed":
@@ -123,6 +125,13 @@ async def _take(tx: Tx, task: AnyRow, node_id: str, outcome: Outcome, signature:
         data={"phase": task.phase, "round": task.round},
     )
     return LATER
+
+
+def _had(task: AnyRow, node_id: str, attempt: int) -> bool:
+    """Whether the attempt is or was the node's; nobody else hears how the task stands."""
+    if (task.node_id, task.attempt) == (node_id, attempt):
+        return True
+    return any((c["node_id"], c["attempt"]) == (node_id, attempt) for c in task.causes)
 
 
 async def _fail(tx: Tx, task: AnyRow, outcome: Outcome, hashed: str) -> Answer:
@@ -182,8 +191,8 @@ async def lose_lease(tx: Tx, task: AnyRow, why: str, code: str = tasks.LOST) -> 
         await after_failure(tx, task.id)
 
 
-def _not_held(outcome: Outcome, why: str) -> Answer:
-    return Answer(
-        "task.not_held",
-        f"Attempt {outcome.attempt} of task {outcome.task_id} is not held by this node: {why}.",
-    )
+def _not_held(outcome: Outcome, why: str = "") -> Answer:
+    """The answer to a report of what the node does not hold; a task that it never had is answered
+    like one that never was."""
+    told = f"Attempt {outcome.attempt} of task {outcome.task_id} is not held by this node"
+    return Answer("task.not_held", f"{told}: {why}." if why else f"{told}.")

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
 from sqlalchemy import (
+    CompoundSelect,
     bindparam,
     exists,
     func,
-    or_,
     select,
     union,
+    union_all,
 )
 
-from distribai.core.states import JOB, JobState, is_terminal
+from distribai.core.states import JOB, JobState, TaskState, is_terminal
 from distribai.store.engine import AnyRow, Tx
 from distribai.store.tables import (
     blobs,
+    datasets,
     jobs,
     memberships,
     nodes,
     submissions,
+    tasks,
     uploads,
     versions,
 )
@@ -55,18 +59,65 @@ async def has_uploaded(tx: Tx, account_id: str, hashes: Collection[str]) -> set[
 
 async def blob_of_jobs(tx: Tx, sha256: str, organization_ids: Collection[str]) -> bool:
     """Whether a job of these organizations has made this blob."""
-    mine = jobs.c.organization_id.in_(list(organization_ids))
-    named = select(jobs.c.id).where(
-        mine,
-        or_(
-            exists().where(
-                versions.c.job_id == jobs.c.id,
-                or_(versions.c.weights_sha == sha256, versions.c.update_sha == sha256),
-            ),
-            exists().where(submissions.c.job_id == jobs.c.id, submissions.c.delta_sha == sha256),
-        ),
+    made = union_all(
+        _versions_with(sha256),
+        select(submissions.c.job_id).where(submissions.c.delta_sha == sha256),
+    ).subquery()
+    query = (
+        select(jobs.c.id)
+        .join(made, made.c.job_id == jobs.c.id)
+        .where(jobs.c.organization_id.in_(list(organization_ids)))
     )
-    return await tx.first(named.limit(1)) is not None
+    return await tx.first(query.limit(1)) is not None
+
+
+def _versions_with(sha256: str) -> CompoundSelect[Any]:
+    """Jobs that have a version with this blob: each half goes by an index of its own."""
+    return union_all(
+        select(versions.c.job_id).where(versions.c.weights_sha == sha256),
+        select(versions.c.job_id).where(versions.c.update_sha == sha256),
+    )
+
+
+async def is_version_of(tx: Tx, sha256: str, job_ids: Collection[str]) -> bool:
+    """Whether the blob is the weights or the update of a version of one of these jobs."""
+    made = _versions_with(sha256).subquery()
+    query = select(made.c.job_id).where(made.c.job_id.in_(list(job_ids)))
+    return await tx.first(query.limit(1)) is not None
+
+
+IN_HAND = [
+    state.value
+    for state in (TaskState.QUEUED, TaskState.LEASED, TaskState.SUBMITTED, TaskState.VERIFYING)
+]
+
+_DATA = (datasets.c.manifest_sha, datasets.c.manifest_size)
+
+
+async def in_hand(tx: Tx, node_id: str) -> Sequence[AnyRow]:
+    """Tasks that were leased to a node last and have not ended, each with its job's number of
+    parameters and prepared data. A queued one may be on its way to another node."""
+    columns = (tasks.c.id, tasks.c.attempt, tasks.c.state, tasks.c.phase, tasks.c.causes)
+    return await tx.all(
+        select(*columns, tasks.c.job_id, jobs.c.parameters, *_DATA)
+        .join(jobs, jobs.c.id == tasks.c.job_id)
+        .join(datasets, datasets.c.key == jobs.c.dataset_key)
+        .where(tasks.c.node_id == node_id, tasks.c.state.in_(IN_HAND))
+    )
+
+
+async def worked_for(tx: Tx, node_id: str, job_id: str) -> AnyRow | None:
+    """A running job and its prepared data, if in its last round the node's work was accepted."""
+    worked = exists().where(
+        submissions.c.job_id == job_id,
+        submissions.c.round >= jobs.c.version - 1,
+        submissions.c.node_id == node_id,
+    )
+    return await tx.first(
+        select(jobs.c.id.label("job_id"), *_DATA)
+        .join(datasets, datasets.c.key == jobs.c.dataset_key)
+        .where(jobs.c.id == job_id, jobs.c.state == JobState.RUNNING.value, worked)
+    )
 
 
 async def jobs_among(
