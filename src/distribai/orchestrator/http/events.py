@@ -5,13 +5,16 @@ One route for each object, two ways to read it. A stream sends each event as ``i
 on behind that cursor, on any replica, and loses nothing. Comments come when nothing happens for
 :data:`HEARTBEAT_S`. A stream reads a page of the outbox only when the page before was taken: what a
 slow reader has not read stays in the database. Whoever takes nothing for :data:`SLOW_S` is ended.
-A stream that this side ends says why as its last event, ``end``, whose data are a problem's.
+A stream that this side ends says why as its last event, ``end``, whose data are a problem's. Who
+may read is asked at the start, and again before every batch and comment: a key that was revoked or
+has expired, or a membership that has ended, ends the stream.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
 import structlog
@@ -22,13 +25,28 @@ from starlette.types import Receive, Scope, Send
 
 from distribai.api import answers
 from distribai.core.plain import to_plain
-from distribai.errors import DistribAIError, Unavailable
+from distribai.errors import (
+    DistribAIError,
+    NotAllowed,
+    NotFound,
+    Unauthenticated,
+    Unavailable,
+)
 from distribai.orchestrator import feed
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.feed import Events, Wanted
 from distribai.orchestrator.fleet import why as fleet
 from distribai.orchestrator.http.parameters import After, Kinds, Limit, Wait
-from distribai.orchestrator.http.security import Access, GridOf, SeenJob, SeenNode, allow
+from distribai.orchestrator.http.security import (
+    Access,
+    AskAgain,
+    GridOf,
+    SeenJob,
+    SeenNode,
+    allow,
+    seen_job,
+    seen_node,
+)
 from distribai.orchestrator.jobs import queries
 from distribai.orchestrator.records import EventRecord
 
@@ -79,6 +97,7 @@ class Reading:
 
 
 How = Annotated[Reading, Depends()]
+MayRead = Callable[[], Awaitable[None]]
 JobFilter = Annotated[str, Query(max_length=200, description="Only events of this job.")]
 NodeFilter = Annotated[
     str, Query(max_length=200, description="Only events of this node and of its tasks.")
@@ -99,6 +118,7 @@ async def events(
     request: Request,
     grid: GridOf,
     how: How,
+    ask_again: AskAgain,
     job: JobFilter = "",
     node: NodeFilter = "",
 ) -> Any:
@@ -106,7 +126,11 @@ async def events(
     job_id = await queries.resolve_job(grid, job) if job else None
     node_id = await fleet.resolve_node(grid, node) if node else None
     wanted = Wanted.of(how.kind, job_id, node_id)
-    return await answer(request, grid, wanted, how)
+
+    async def may_read() -> None:
+        await ask_again()
+
+    return await answer(request, grid, wanted, how, may_read)
 
 
 @router.get(
@@ -122,10 +146,15 @@ async def job_events(
     request: Request,
     grid: GridOf,
     how: How,
+    ask_again: AskAgain,
 ) -> Any:
     """Its own changes and those of its rounds and tasks, in the order of commit."""
     wanted = Wanted.of(how.kind, job_id=job_id)
-    return await answer(request, grid, wanted, how)
+
+    async def may_read() -> None:
+        await seen_job(job_id, grid, await ask_again())
+
+    return await answer(request, grid, wanted, how, may_read)
 
 
 @router.get(
@@ -141,21 +170,29 @@ async def node_events(
     request: Request,
     grid: GridOf,
     how: How,
+    ask_again: AskAgain,
 ) -> Any:
     """Its own changes and those of tasks while it held them, in the order of commit."""
     wanted = Wanted.of(how.kind, node_id=node_id)
-    return await answer(request, grid, wanted, how)
+
+    async def may_read() -> None:
+        await seen_node(node_id, grid, await ask_again())
+
+    return await answer(request, grid, wanted, how, may_read)
 
 
-async def answer(request: Request, grid: Grid, wanted: Wanted, how: Reading) -> Any:
-    """A page, or a stream when the caller accepts one.
+async def answer(
+    request: Request, grid: Grid, wanted: Wanted, how: Reading, may_read: MayRead
+) -> Any:
+    """A page, or a stream when the caller accepts one. ``may_read`` raises when the caller may read
+    it no more.
 
     Raises:
         UsageError: ``usage.invalid``: a cursor or a kind that is none.
         Unavailable: ``events.full``: too many streams are open.
     """
     if MEDIA_TYPE not in request.headers.get("accept", ""):
-        return to_plain(await _page(request, grid, wanted, how))
+        return to_plain(await _page(request, grid, wanted, how, may_read))
     first = await feed.read(
         grid, wanted, how.after, PAGE
     )  # refuses a wrong cursor before it answers
@@ -165,12 +202,16 @@ async def answer(request: Request, grid: Grid, wanted: Wanted, how: Reading) -> 
             f"This process has {MAX_STREAMS} streams of events open.",
             "Try another replica, or ask for pages: `Accept: application/json`.",
         )
-    return EventStream(grid, wanted, first)
+    return EventStream(grid, wanted, first, may_read)
 
 
-async def _page(request: Request, grid: Grid, wanted: Wanted, how: Reading) -> Events:
+async def _page(
+    request: Request, grid: Grid, wanted: Wanted, how: Reading, may_read: MayRead
+) -> Events:
     end = grid.clock() + how.wait
     found = await feed.read(grid, wanted, how.after, how.limit)
+    if found.items:
+        return found
     while not found.items and (left := end - grid.clock()) > 0:
         # Now and then a look whether anybody still listens.
         moved = await grid.tail.beyond(grid, found.cursor, min(left, HEARTBEAT_S))
@@ -178,6 +219,8 @@ async def _page(request: Request, grid: Grid, wanted: Wanted, how: Reading) -> E
             break
         if moved:
             found = await feed.read(grid, wanted, found.cursor, how.limit)
+    if how.wait:
+        await may_read()
     return found
 
 
@@ -186,11 +229,12 @@ class EventStream(Response):
 
     media_type = MEDIA_TYPE
 
-    def __init__(self, grid: Grid, wanted: Wanted, first: Events) -> None:
+    def __init__(self, grid: Grid, wanted: Wanted, first: Events, may_read: MayRead) -> None:
         super().__init__()
         self._grid = grid
         self._wanted = wanted
         self._found = first
+        self._may_read = may_read
         del self.headers["content-length"]
         self.headers["Cache-Control"] = "no-store"
         self.headers["X-Accel-Buffering"] = "no"  # nginx would hold events back
@@ -226,6 +270,9 @@ class EventStream(Response):
             if not slow.taken:
                 return  # nothing more can be said; the server closes the connection
             last = _end("events.slow", f"Nothing was read for {SLOW_S:g} s.")
+        except (Unauthenticated, NotAllowed, NotFound) as problem:
+            log.info("events.ended", code=problem.code)
+            last = _end(problem.code, problem.message)
         except DistribAIError as problem:
             last = _end(problem.code, problem.message)
         else:
@@ -237,6 +284,7 @@ class EventStream(Response):
 
         Raises:
             Unavailable: the database went away.
+            Unauthenticated, NotAllowed, NotFound: the reader may not read it any more.
             _Slow: the reader takes nothing.
         """
         clock, tail, found = self._grid.clock, self._grid.tail, self._found
@@ -251,6 +299,7 @@ class EventStream(Response):
                 text = f": nothing new\n{_cursor(found.cursor) if found.cursor != told else ''}\n"
                 told = found.cursor
             if text:
+                await self._may_read()
                 await _send(send, text.encode())
                 spoke, text = clock(), ""
             if len(found.items) < PAGE:

@@ -9,7 +9,7 @@ object?* — an object of others is answered like one that never was (:data:`See
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from enum import StrEnum
 from typing import Annotated, Any, TypeVar
 
@@ -146,6 +146,34 @@ async def caller(principal: Annotated[Principal | None, Depends(authorize)]) -> 
 
 
 Caller = Annotated[Principal, Depends(caller)]
+
+Still = Callable[[], Awaitable[Principal]]
+"""Asks anew who is calling, and whether they may: for answers that go on for a long time.
+
+Raises as :func:`authorize`: the key was revoked or has expired, the account was closed, or none of
+its roles allows it any more.
+"""
+
+
+async def still(
+    request: Request,
+    grid: GridOf,
+    credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
+) -> Still:
+    """How an endpoint asks once more, without counting it as a request."""
+    access, scope = access_of(request.scope.get("endpoint"))
+    what = f"{request.method} {request.url.path}"
+
+    async def ask() -> Principal:
+        assert credentials is not None, "authorize() has let the request pass"
+        principal = await callers.verify_token(grid, credentials.credentials)
+        _check(principal, access, scope, what)
+        return principal
+
+    return ask
+
+
+AskAgain = Annotated[Still, Depends(still)]
 
 Ref = Annotated[str, Path(description="An id, a unique beginning of one, or a name.")]
 
