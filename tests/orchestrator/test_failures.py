@@ -84,10 +84,56 @@ async def test_submissions_that_are_always_rejected_fail_the_job(world: World) -
     for _ in range(2):
         task = await a.next_training()
         await a.report(Outcome(task.task_id, task.attempt, "done"))
-    await world.settle()
+        await world.settle()
+        await world.advance(5, a)
     record = await queries.show_job(world.grid, job_id)
     assert record.state == "failed"
     assert "tensor.manifest" in record.reason
+
+
+async def test_a_rejected_range_goes_to_another_node_at_once_and_rests_where_there_is_none(
+    any_world: World,
+) -> None:
+    world = any_world
+    a, b = await world.node("a"), await world.node("b")
+    job_id = await world.job(steps=2, workers_max=1)
+    for _ in range(3):
+        await world.settle()
+        await a.work("evaluate")
+        await b.work("evaluate")
+    (bad,) = [n for n in (a, b) if n.tasks]
+    (good,) = [n for n in (a, b) if n is not bad]
+    task = bad.only_task()
+    await bad.report(Outcome(task.task_id, task.attempt, "done"))
+    await world.settle()
+    assert bad.acks[-1].code == "task.rejected"
+    assert (bad.tasks, good.only_task().samples) == ({}, task.samples)
+
+    again = good.only_task()
+    await bad.heartbeat("pause")
+    await good.report(Outcome(again.task_id, again.attempt, "done"))
+    await world.settle()
+    assert good.tasks == {}, "it does not come straight back"
+    (rests,) = [r for r in (await why_job(world.grid, job_id)).reasons if "rests" in r.text]
+    assert rests.until == world.time.now + 10.0, "the second failure: twice as long"
+    await world.advance(10, good)
+    assert good.only_task().samples == task.samples
+    assert await world.run_job(job_id) == "completed"
+    await assert_every_position_once(world, job_id)
+
+
+async def test_a_rejected_evaluation_rests_before_it_comes_back(world: World) -> None:
+    a = await world.node("a", devices=2)
+    job_id = await world.job(workers_max=1)
+    await world.settle()
+    task = a.only_task("evaluate")
+    await a.report(Outcome(task.task_id, task.attempt, "done", base_hash=task.base.weights_hash))
+    await world.settle()
+    assert {t.phase for t in a.tasks.values()} == {"train"}
+    (rests,) = [r for r in (await why_job(world.grid, job_id)).reasons if "rests" in r.text]
+    assert rests.until == world.time.now + 5.0
+    await world.advance(5, a)
+    assert a.only_task("evaluate").round == task.round
 
 
 async def test_a_job_whose_last_loss_cannot_be_measured_completes_and_says_so(

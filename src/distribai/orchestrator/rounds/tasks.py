@@ -32,8 +32,9 @@ NO_HARM = frozenset({LOST, LET_GO})
 """Causes after which the same node may have the task again at once."""
 
 REST_S, MAX_REST_S = 5.0, 300.0
-"""Seconds that a task is kept from the nodes at which it failed; each further failure doubles them.
-A node whose disk is full would use up all attempts in the time of a few messages."""
+"""Seconds that a task is kept from the nodes at which it failed, or whose results of it were
+rejected; each further failure doubles them. A node whose disk is full, or whose memory is broken,
+would use up all attempts in the time of a few messages."""
 
 LOST_LEASES_PER_ATTEMPT = 4
 """A task may lose so many times ``max_attempts`` leases before it counts as the machines' killer:
@@ -99,7 +100,8 @@ async def add_evaluation(grid: Grid, tx: Tx, job: AnyRow, version: int) -> None:
 
 
 async def add_replacement(tx: Tx, task_id: str, job: AnyRow, old: AnyRow) -> None:
-    """Queue a new task in the place of ``old``, which has ended, with samples from the pool."""
+    """Queue a new task in the place of ``old``, which was rejected, with samples from the pool. It
+    knows where it failed, and rests as a failed one does: see :data:`REST_S`."""
     spec_batch = int(job.spec["batch"])
     pool = jobs.pool_of(await _fresh(tx, job))
     samples, pool = pool.take(old.steps * spec_batch)
@@ -118,11 +120,13 @@ async def add_replacement(tx: Tx, task_id: str, job: AnyRow, old: AnyRow) -> Non
         params=old.params,
         failures=old.failures,
         causes=old.causes,
+        not_before=tx.now + rest_s(old.failures),
     )
 
 
 async def add_again(tx: Tx, task_id: str, job: AnyRow, old: AnyRow) -> None:
-    """Queue a new evaluate or generate task in the place of ``old``, which has ended."""
+    """Queue a new evaluate or generate task in the place of ``old``, which was rejected; it rests,
+    too."""
     await add(
         tx,
         task_id,
@@ -132,6 +136,7 @@ async def add_again(tx: Tx, task_id: str, job: AnyRow, old: AnyRow) -> None:
         params=old.params,
         failures=old.failures,
         causes=old.causes,
+        not_before=tx.now + rest_s(old.failures),
     )
 
 
