@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from distribai.core.devices import Device
 from distribai.core.tasks import Outcome
-from distribai.node.clock import full_jitter
+from distribai.node.clock import reconnecting
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.grpc import serve
 from distribai.wire import convert, signing
@@ -168,13 +168,13 @@ class Connected:
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
-        waits = full_jitter(self._rng)
+        waits = reconnecting(self._rng)
         while True:
             self._node.begin()
             with suppress(grpc.aio.AioRpcError):  # whatever broke it: it connects again
                 await self._stream(self._channels[self._next % len(self._channels)])
             if self._node.registered:
-                waits, self.lost_at = full_jitter(self._rng), time.monotonic()
+                waits, self.lost_at = reconnecting(self._rng), time.monotonic()
             self._node.begin()
             self._next += 1
             await asyncio.sleep(next(waits))

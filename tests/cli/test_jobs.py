@@ -170,7 +170,9 @@ def test_lists_are_tables_for_people_and_json_for_programs(
     assert run("job", "list", "--json").json[0]["id"] == made
     assert run("job", "list", "--state", "failed").out == ""
     assert run("job", "list", "--state", "failed", "--json").json == []
-    assert "merged" in run("job", "rounds", made).out
+    rounds = run("job", "rounds", made).out.splitlines()
+    assert rounds[1].split()[:3] == ["1", "1", "merged"], "people count from 1"
+    assert run("job", "rounds", made, "--json").json[0]["number"] == 0, "programs from 0"
     assert run("job", "rounds", made, "--json").json[0]["accepted"] == 1
     assert "no tasks" in run("job", "tasks", made).err
     assert run("job", "versions", made, "--json").json == []

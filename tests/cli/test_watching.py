@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,7 @@ def test_events_of_a_node_and_of_a_job_are_listed_and_followed_from_a_cursor(
         "task.leased",
         "node.offline",
     ]
-    assert "phase=train round=0" in done.out
+    assert "phase=train round=1" in done.out
     behind = run("nodes", "events", "one", "--after", "7", "--json").json
     assert [e["kind"] for e in behind] == ["node.offline"]
     assert run("nodes", "events", "one", "--after", "8").err.startswith("Nothing has happened")
@@ -129,9 +130,9 @@ def test_the_operator_s_verbs_say_what_a_node_is_now(run: Run, rooms: Orchestrat
     rooms.nodes.append(node_record("one"))
     done = run("nodes", "pause", "one")
     assert done.status == 0
-    assert "is trusted, paused by the operator now; it is online" in done.out
-    assert "told to drain" in run("fleet", "drain", "one").out
-    assert "is trusted now" in run("nodes", "resume", "one").out
+    assert "is paused by the operator; it is online and hears of it in a moment." in done.out
+    assert "finish what it has and leave" in run("fleet", "drain", "one").out
+    assert "node_one may work again; it is online.\n" in run("nodes", "resume", "one").out
     done = run("nodes", "quarantine", "one", "--why", "it lies")
     assert "is quarantined now" in done.out
     assert run("nodes", "ban", "one", "--why", "x", "--json").json["standing"] == "banned"
@@ -139,6 +140,38 @@ def test_the_operator_s_verbs_say_what_a_node_is_now(run: Run, rooms: Orchestrat
     assert run("nodes", "trust", "one", "--why", "x", "--json").json["standing_reason"] == "x"
     assert run("nodes", "ban", "one").status == 2, "a reason must be given"
     assert run("nodes", "pause", "nobody").status == 3
+
+
+def test_a_node_that_still_says_that_it_pauses_is_not_said_to_want_to(
+    run: Run, rooms: Orchestrator
+) -> None:
+    rooms.nodes.append(replace(node_record("one"), intent="pause", ordered="pause"))
+    done = run("nodes", "resume", "one")
+    assert "may work again; it is online and hears of it in a moment" in done.out
+    assert "If its owner has paused it too" in done.err
+    assert "wants to" not in done.out
+
+
+def test_a_node_that_rests_is_not_idle(run: Run, rooms: Orchestrator) -> None:
+    idle = node_record("idle")
+    rooms.nodes = [
+        idle,
+        replace(node_record("told"), ordered="pause"),
+        replace(node_record("owner"), intent="pause", tasks=("task_a",)),
+        replace(node_record("leaves"), ordered="drain"),
+        replace(node_record("gone"), liveness="offline"),
+    ]
+    lines = run("nodes", "list").out.splitlines()[1:]
+    words = {line.split()[0].removeprefix("node_"): line for line in lines}
+    assert "idle" in words["idle"]
+    for name, text in {
+        "told": "  paused  ",
+        "owner": "  1 task, paused  ",
+        "leaves": "  leaving  ",
+        "gone": "  -  ",
+    }.items():
+        assert text in words[name]
+        assert "idle" not in words[name]
 
 
 def test_a_job_is_retried_and_weighed(run: Run, rooms: Orchestrator) -> None:

@@ -90,6 +90,13 @@ def test_a_sample_is_printed_without_control_of_the_terminal(run: Run, weights: 
     assert "-\tdef " in done.out
     words = ("generate", "my-model", "--prompt", "a", "--seed", "4", "--json")
     assert run(*words).json["text"] == "a/1/200/0.8/4"
+    assert "version 0" not in done.err
+
+
+def test_a_sample_of_a_job_that_was_not_trained_says_so(run: Run, weights: bytes) -> None:
+    done = run("generate", "my-model", "--prompt", "a", "--version", "0")
+    assert done.status == 0
+    assert "before any training" in done.err
 
 
 def test_a_sample_that_no_node_makes_is_said(run: Run, rooms: Orchestrator, weights: bytes) -> None:

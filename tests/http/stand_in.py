@@ -212,7 +212,8 @@ class Orchestrator:
     ) -> str:
         task_id = grid.new_id("task")
         text = f"{prompt}/{version}/{max_tokens}/{temperature}/{seed}"
-        self.tasks[task_id] = task_record(task_id, job_id, self.answer, text)
+        made = task_record(task_id, job_id, self.answer, text)
+        self.tasks[task_id] = dataclasses.replace(made, round=version or 0)
         return task_id
 
     async def wait_for_task(self, grid: Grid, task_id: str, patience: float) -> TaskRecord:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from distribai.node.clock import SystemClock, full_jitter, within
+from distribai.node.clock import SystemClock, full_jitter, reconnecting, within
 from distribai.testing.clock import FakeClock, settle
 
 
@@ -18,6 +18,15 @@ def test_waits_are_uniform_below_a_bound_that_doubles_up_to_a_cap() -> None:
 
     waits = list(itertools.islice(full_jitter(Highest()), 8))
     assert waits == [0.5, 1, 2, 4, 8, 16, 30, 30]
+
+
+def test_a_node_that_has_lost_its_grid_tries_often_for_a_while() -> None:
+    class Highest(random.Random):
+        def uniform(self, a: float, b: float) -> float:
+            return b
+
+    waits = list(itertools.islice(reconnecting(Highest()), 14))
+    assert waits == [0.5, 1, 2, 4, *[5] * 6, 10, 20, 30, 30]
 
 
 async def test_work_that_is_quick_enough_gives_its_result() -> None:

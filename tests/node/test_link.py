@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
+import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ from distribai.core.states import Intent
 from distribai.errors import Conflict, DistribAIError, NotAllowed, ProtocolMismatch
 from distribai.node.identity import Identity
 from distribai.node.link import UNRELIABLE_WAITING, Hello, Link
+from distribai.node.transport import Connection, ConnectionLost
 from distribai.testing.clock import FakeClock, settle
 from distribai.testing.link import MemoryTransport
 from distribai.wire.joinlink import JoinLink
@@ -96,6 +98,27 @@ async def test_a_node_registers_with_all_that_it_is(setup: Setup) -> None:
     assert setup.link.node_id == "node_x"
     assert setup.link.bytes_up > 0
     assert setup.link.bytes_down > 0
+
+
+async def test_who_finds_nobody_is_told_once_what_to_try_and_where_it_tried() -> None:
+    class Nobody:
+        async def connect(self) -> Connection:
+            raise ConnectionLost("nothing listens at 127.0.0.1:1")
+
+    clock = FakeClock()
+    link = Link(JOIN, Nobody(), IDENTITY, Recorder(), clock, NoJitter())
+    with structlog.testing.capture_logs() as lines:
+        running = asyncio.ensure_future(link.run())
+        while len(lines) < 4:
+            await settle()
+            await clock.advance(1.0)
+        running.cancel()
+        await asyncio.wait({running})
+    assert {line["reason"] for line in lines} == {"nothing listens at 127.0.0.1:1"}
+    hints = [line.get("hint", "") for line in lines[:4]]
+    assert hints[0] == hints[2] == hints[3] == ""
+    for word in ("127.0.0.1:1", "127.0.0.1:2", "join link", "firewall"):
+        assert word in hints[1]
 
 
 async def test_numbered_messages_are_delivered_once(setup: Setup) -> None:

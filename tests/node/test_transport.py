@@ -10,7 +10,7 @@ import pytest
 
 from distribai.errors import ProtocolMismatch
 from distribai.node.link import Link
-from distribai.node.transport import ConnectionLost, GrpcTransport
+from distribai.node.transport import ConnectionLost, GrpcTransport, in_words
 from distribai.testing.clock import FakeClock
 from distribai.wire.joinlink import JoinLink
 from distribai.wire.v1 import distribai_pb2 as pb
@@ -93,8 +93,38 @@ async def test_nobody_listening_is_a_lost_connection() -> None:
     connection = await GrpcTransport(f"127.0.0.1:{port}").connect()
     with pytest.raises(ConnectionLost) as caught:
         await connection.read()
-    assert "UNAVAILABLE" in str(caught.value)
+    assert str(caught.value) == f"nothing listens at 127.0.0.1:{port}"
     await connection.close()
+
+
+async def test_the_web_address_in_the_place_of_the_grpc_one_is_told_as_such() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        connection = await GrpcTransport(address).connect()
+        with pytest.raises(ConnectionLost) as caught:
+            await connection.read()
+        assert str(caught.value).startswith(f"what listens at {address} is no gRPC port")
+        await connection.close()
+
+
+@pytest.mark.parametrize(
+    ("details", "words"),
+    [
+        ("errors resolving h:1: [address lookup failed]", "the name of h:1 is not known"),
+        ("Tls handshake failed: WRONG_VERSION_NUMBER: Invalid", "h:1 speaks no TLS"),
+        ("Tls handshake failed: CERTIFICATE_VERIFY_FAILED", "h:1 has not the certificate"),
+        ("recvmsg:Connection reset by peer (104)", "h:1 has cut the connection"),
+        ("something new", "no connection to h:1 (unavailable: something new)"),
+    ],
+)
+def test_what_grpc_says_is_put_into_words(details: str, words: str) -> None:
+    assert in_words("UNAVAILABLE", details, "h:1").startswith(words)
 
 
 async def test_a_server_of_something_else_is_a_protocol_mismatch() -> None:

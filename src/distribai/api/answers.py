@@ -76,7 +76,8 @@ class JobSummary(Answer):
 
 
 class RoundProgress(Answer):
-    """The round being worked on. ``slots`` submissions are expected, ``submitted`` have arrived.
+    """The round being worked on; ``number`` and ``take`` as in :class:`RoundRecord`. ``slots``
+    submissions are expected, ``submitted`` have arrived.
     ``step`` of ``steps`` is the mean over its nodes; ``eta_s`` is for the whole job."""
 
     number: int
@@ -149,7 +150,9 @@ class MemberRecord(Answer):
 
 
 class RoundRecord(Answer):
-    """One round; ``take`` counts openings of the same number."""
+    """One round. ``number`` counts from 0: it is the version that the round starts from, and
+    merging makes version ``number + 1``. (The command line counts rounds from 1.) ``take`` counts
+    openings of the same number, from 0."""
 
     number: int
     take: int
@@ -173,7 +176,9 @@ class CauseRecord(Answer):
 
 
 class TaskRecord(Answer):
-    """One task. ``samples`` are the positions that it holds, or consumed once it is accepted."""
+    """One task. ``round`` is the version that it starts from, or looks at: training of ``round`` 0
+    makes version 1. ``samples`` are the positions that it holds, or consumed once it is
+    accepted."""
 
     id: str
     job_id: str

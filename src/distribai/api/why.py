@@ -30,7 +30,8 @@ class JobWhy(Answer):
 
 
 class Held(Answer):
-    """What one device of a node holds; an empty ``task_id``: it is free."""
+    """What one device of a node holds; an empty ``task_id``: it is free. ``round`` is the version
+    that the task starts from, or looks at."""
 
     device: int
     type: str

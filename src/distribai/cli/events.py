@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -135,11 +136,23 @@ def _told(problem: DistribAIError | None) -> None:
 
 
 def event_line(event: EventRecord) -> str:
-    """``12:00:01  task.leased  task_abc...  node_abc...  phase=train round=0``."""
+    """``12:00:01  task.leased  task_abc...  node_abc...  phase=train round=1``."""
     from distribai.cli.job_views import moment
 
-    data = " ".join(
-        f"{name}={value}" for name, value in event.data.items() if value not in ("", None)
-    )
+    told = _for_people(event.data)
+    data = " ".join(f"{name}={value}" for name, value in told.items() if value not in ("", None))
     parts = [moment(event.at), event.kind, event.task_id[:13], event.node_id[:13], data]
     return output.visible("  ".join(part for part in parts if part))
+
+
+def _for_people(data: Mapping[str, Any]) -> dict[str, Any]:
+    """An event's data with rounds counted from 1; what is done to a version names that."""
+    told: dict[str, Any] = {}
+    for name, value in data.items():
+        if name == "round" and data.get("phase", "train") != "train":
+            told["version"] = value
+        elif name in ("round", "take", "merged_in") and isinstance(value, int):
+            told[name] = value + 1
+        else:
+            told[name] = value
+    return told

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from distribai.cli import output
+from distribai.core.tasks import works_on
 
 if TYPE_CHECKING:
     from distribai.api.answers import (
@@ -40,11 +41,11 @@ def jobs_table(jobs: list[JobSummary]) -> str:
 def rounds_table(rounds: list[RoundRecord]) -> str:
     """A line for each round."""
     return output.table(
-        ("ROUND", "TAKE", "STATE", "MEMBERS", "ACCEPTED", "TOKENS", "TOOK", "REASON"),
+        ("ROUND", "TRY", "STATE", "MEMBERS", "ACCEPTED", "TOKENS", "TOOK", "REASON"),
         [
             (
-                str(r.number),
-                str(r.take),
+                str(r.number + 1),
+                str(r.take + 1),
                 r.state,
                 str(len(r.members)),
                 str(r.accepted),
@@ -60,12 +61,12 @@ def rounds_table(rounds: list[RoundRecord]) -> str:
 def tasks_table(tasks: list[TaskRecord]) -> str:
     """A line for each task."""
     return output.table(
-        ("ID", "PHASE", "ROUND", "STATE", "NODE", "TRY", "STEP", "LOSS", "REASON"),
+        ("ID", "PHASE", "WORKS ON", "STATE", "NODE", "TRY", "STEP", "LOSS", "REASON"),
         [
             (
                 t.id[:13],
                 t.phase,
-                str(t.round),
+                works_on(t.phase, t.round),
                 t.state,
                 t.node_id[:13],
                 str(t.attempt),

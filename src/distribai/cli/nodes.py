@@ -9,7 +9,7 @@ from cyclopts import App, Parameter
 from distribai.cli import events, output, why
 from distribai.cli.connection import Reach, connect
 from distribai.cli.watching import repeat
-from distribai.core.states import Liveness
+from distribai.core.states import Intent, Liveness
 
 if TYPE_CHECKING:
     from distribai.api.answers import DeviceRecord, NodeRecord, NodeState
@@ -54,7 +54,7 @@ def pause(ref: why.NodeRef, /, *, as_json: output.Json = False, reach: Reach | N
     It stands still before its next step and gets nothing new until it is resumed.
     """
     with connect(reach) as client:
-        _told(client.order_node(ref, "pause"), as_json)
+        _ordered(client.order_node(ref, "pause"), as_json)
 
 
 @app.command
@@ -66,14 +66,14 @@ def resume(
     If its owner has paused it too, it goes on pausing.
     """
     with connect(reach) as client:
-        _told(client.order_node(ref, "resume"), as_json)
+        _ordered(client.order_node(ref, "resume"), as_json)
 
 
 @app.command
 def drain(ref: why.NodeRef, /, *, as_json: output.Json = False, reach: Reach | None = None) -> None:
     """Let a node finish what it has, and leave."""
     with connect(reach) as client:
-        _told(client.order_node(ref, "drain"), as_json)
+        _ordered(client.order_node(ref, "drain"), as_json)
 
 
 @app.command
@@ -142,13 +142,48 @@ def pardon(
 
 
 def _told(node: NodeState, as_json: bool) -> None:
-    """Say what a node is now."""
+    """Say what a node's standing is now."""
     if as_json:
         output.document(node)
         return
     orders = {"pause": ", paused by the operator", "drain": ", told to drain"}
     words = f"{node.id[:13]} is {node.standing}{orders.get(node.ordered, '')}"
     output.data(f"{words} now; it is {node.liveness} and wants to {node.intent}.")
+
+
+_ORDERS = {
+    Intent.CONTRIBUTE: "may work again",
+    Intent.PAUSE: "is paused by the operator",
+    Intent.DRAIN: "is to finish what it has and leave",
+}
+
+
+def _ordered(node: NodeState, as_json: bool) -> None:
+    """Say what a node was told. What it wants itself was heard before, and says nothing yet."""
+    if as_json:
+        output.document(node)
+        return
+    words = f"{node.id[:13]} {_ORDERS[Intent(node.ordered)]}; it is {node.liveness}"
+    if node.liveness == Liveness.OFFLINE:
+        words += " and hears of it when it is back"
+    elif node.intent != node.ordered:
+        words += " and hears of it in a moment"
+    output.data(f"{words}.")
+    if node.ordered == Intent.CONTRIBUTE and node.intent == Intent.PAUSE:
+        output.note("If its owner has paused it too, it goes on pausing.")
+
+
+def work_words(node: NodeRecord) -> str:
+    """What a node is at, or why it is at nothing."""
+    tasks = output.plural(len(node.tasks), "task") if node.tasks else ""
+    wants = {node.intent, node.ordered}
+    if node.liveness == Liveness.OFFLINE:
+        return tasks or "-"
+    if Intent.DRAIN in wants:
+        return f"{tasks}, leaving" if tasks else "leaving"
+    if Intent.PAUSE in wants:
+        return f"{tasks}, paused" if tasks else "paused"
+    return tasks or "idle"
 
 
 def render(nodes: list[NodeRecord]) -> str:
@@ -161,7 +196,7 @@ def render(nodes: list[NodeRecord]) -> str:
                 node.name,
                 node.liveness,
                 node.standing,
-                output.plural(len(node.tasks), "task") if node.tasks else "idle",
+                work_words(node),
                 "; ".join(device_words(d) for d in node.devices),
                 output.size(node.bytes_up),
                 output.size(node.bytes_down),

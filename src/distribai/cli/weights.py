@@ -75,6 +75,10 @@ def generate(
         output.document(sample)
         return
     sys.stdout.write(printable(sample.prompt + sample.text) + "\n")
+    if sample.version == 0:
+        output.note(
+            "This is version 0: the weights that the job began with, before any training of it."
+        )
 
 
 def printable(text: str) -> str:

@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from distribai.cli import output
 from distribai.cli.connection import Reach, connect
 from distribai.cli.watching import repeat
+from distribai.core.tasks import works_on
 
 if TYPE_CHECKING:
     from distribai.api.why import Held, JobWhy, NodeWhy, Reason
@@ -96,7 +97,7 @@ def _holds(device: Held, now: float) -> str:
     since = output.duration(None if device.since is None else now - device.since)
     return (
         f"{device.phase} task {device.task_id[:13]} of {device.job_id[:12]}, "
-        f"round {device.round + 1}, for {since}"
+        f"{works_on(device.phase, device.round)}, for {since}"
     )
 
 

@@ -13,6 +13,12 @@ from distribai.core.spec import BlobRef, JobSpec
 Phase = Literal["train", "evaluate", "generate"]
 
 
+def works_on(phase: str, number: int) -> str:
+    """What a task of version ``number`` works on, for people: ``round 1`` is the one that makes
+    version 1. Programs count rounds from 0, by the version that a round starts from."""
+    return f"round {number + 1}" if phase == "train" else f"version {number}"
+
+
 @dataclass(frozen=True, slots=True)
 class UpdateRef:
     """The encoded outer update that leads from version ``version - 1`` to ``version``."""

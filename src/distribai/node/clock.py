@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import math
 import random
 import time
 from collections.abc import Coroutine, Iterator
@@ -56,13 +58,31 @@ async def within(clock: Clock, seconds: float, work: Coroutine[Any, Any, T]) -> 
         await asyncio.wait({task, limit})
 
 
-def full_jitter(rng: random.Random, base: float = 0.5, cap: float = 30.0) -> Iterator[float]:
-    """Endless waits: uniform between 0 and a bound that doubles from ``base`` to ``cap`` seconds.
+def full_jitter(
+    rng: random.Random,
+    base: float = 0.5,
+    cap: float = 30.0,
+    *,
+    early: float = math.inf,
+    tries: int = 0,
+) -> Iterator[float]:
+    """Endless waits: uniform between 0 and a bound that doubles from ``base`` to ``cap`` seconds,
+    and for the first ``tries`` waits no further than to ``early``.
 
     "Full jitter" of M. Brooker, "Exponential Backoff And Jitter" (AWS Architecture Blog, 2015):
     of the variants compared there, the one with the least work for the server that comes back.
     """
     bound = base
-    while True:
+    for number in itertools.count(1):
         yield rng.uniform(0, bound)
-        bound = min(cap, 2 * bound)
+        bound = min(cap, early if number < tries else cap, 2 * bound)
+
+
+EARLY_S, EARLY_TRIES = 5.0, 10
+"""The longest wait between two tries to connect, and how many waits it holds for: some 20 s, in
+which an orchestrator that is restarted is back. Two thousand nodes then come at 400 a second."""
+
+
+def reconnecting(rng: random.Random) -> Iterator[float]:
+    """The waits of a node that has lost its grid: short ones at first, then up to 30 s."""
+    return full_jitter(rng, early=EARLY_S, tries=EARLY_TRIES)

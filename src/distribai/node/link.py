@@ -28,7 +28,7 @@ import structlog
 from distribai.core.devices import Device, Machine, TaskInHand
 from distribai.core.states import Intent
 from distribai.errors import NotAllowed, ProtocolMismatch
-from distribai.node.clock import Clock, full_jitter, within
+from distribai.node.clock import Clock, reconnecting, within
 from distribai.node.identity import Identity
 from distribai.node.transport import Connection, ConnectionLost, Transport
 from distribai.wire import convert, signing
@@ -57,6 +57,9 @@ UNRELIABLE_WAITING = 256
 
 HANDSHAKE_S = 30.0
 """Patience with an orchestrator that accepts a connection and then says nothing."""
+
+HINT_AFTER = 2
+"""Failures in a row at which the log says what to try: the first one is often nothing."""
 
 SILENCE = 3.0
 """Heartbeat intervals without any message after which a connection counts as lost."""
@@ -171,23 +174,33 @@ class Link:
                 ``node.invite``, ``protocol.version`` and others; ``grid.ca``: it is not the grid
                 that the join link names.
         """
-        waits = full_jitter(self._rng)
+        waits, failures = reconnecting(self._rng), 0
         while True:
             try:
                 await self._session()
             except ConnectionLost as problem:
-                reason = str(problem)
+                reason, hint = str(problem), self._what_to_try()
             except _TryAgain as ended:
-                reason = str(ended.__cause__)
+                reason, hint = str(ended.__cause__), getattr(ended.__cause__, "hint", "")
             if self._leaving:
                 self._left.set()
                 return
             if self._healthy:
-                waits = full_jitter(self._rng)
+                waits, failures = reconnecting(self._rng), 0
                 self._healthy = False
-            wait = next(waits)
-            log.warning("not connected", reason=reason, again_in_s=round(wait, 1))
+            wait, failures = next(waits), failures + 1
+            told = {"hint": hint} if failures == HINT_AFTER else {}
+            log.warning("not connected", reason=reason, again_in_s=round(wait, 1), **told)
             await self._clock.sleep(wait)
+
+    def _what_to_try(self) -> str:
+        if self._session_id:
+            return "It goes on by itself; see that the orchestrator runs and the network is up."
+        return (
+            "See that the orchestrator runs, that a firewall lets you through to "
+            f"{self._join.grpc} and {self._join.http}, and that the join link is the one that it "
+            "printed last."
+        )
 
     # -------------------------------------------------------------- one connection
 

@@ -76,7 +76,7 @@ class GrpcTransport:
         """
         channel = await self._channel()
         stub = NodeServiceStub(channel)  # type: ignore[no-untyped-call]  # generated code
-        return _GrpcConnection(channel, stub.Session())
+        return _GrpcConnection(channel, stub.Session(), self._address)
 
     async def _channel(self) -> grpc.aio.Channel:
         if self._trust is None or self._trust.plain:
@@ -92,15 +92,16 @@ class GrpcTransport:
 
 
 class _GrpcConnection:
-    def __init__(self, channel: grpc.aio.Channel, call: Any) -> None:
+    def __init__(self, channel: grpc.aio.Channel, call: Any, address: str) -> None:
         self._channel = channel
         self._call = call
+        self._address = address
 
     async def read(self) -> pb.OrchestratorMessage | None:
         try:
             message = await self._call.read()
         except grpc.aio.AioRpcError as problem:
-            raise _lost(problem) from problem
+            raise _lost(problem, self._address) from problem
         if message is grpc.aio.EOF:
             return None
         found: pb.OrchestratorMessage = message
@@ -110,7 +111,7 @@ class _GrpcConnection:
         try:
             await self._call.write(message)
         except grpc.aio.AioRpcError as problem:
-            raise _lost(problem) from problem
+            raise _lost(problem, self._address) from problem
         except (asyncio.InvalidStateError, grpc.aio.UsageError) as problem:
             # The stream ended between two writes; the reader knows why.
             raise ConnectionLost("the stream has ended") from problem
@@ -123,12 +124,41 @@ class _GrpcConnection:
         await self._channel.close()
 
 
-def _lost(problem: grpc.aio.AioRpcError) -> Exception:
+_WORDS = (
+    ("connection refused", "nothing listens at {at}"),
+    ("http1.x server", "what listens at {at} is no gRPC port: it may be the grid's web address"),
+    ("wrong_version_number", "{at} speaks no TLS, which the join link promises"),
+    ("certificate has expired", "the certificate of {at} has expired"),
+    ("certificate_verify_failed", "{at} has not the certificate that the join link promises"),
+    ("handshake failed", "no TLS connection to {at} comes about"),
+    ("resolving", "the name of {at} is not known on this machine"),
+    ("lookup", "the name of {at} is not known on this machine"),
+    ("unreachable", "there is no way to {at} from this network"),
+    ("no route", "there is no way to {at} from this network"),
+    ("timed out", "{at} does not answer"),
+    ("timeout", "{at} does not answer"),
+    ("reset by peer", "{at} has cut the connection"),
+    ("socket closed", "{at} has cut the connection"),
+    ("goaway", "{at} has closed the connection"),
+)
+"""What gRPC's own words mean (a part of them in lower case)."""
+
+
+def _lost(problem: grpc.aio.AioRpcError, address: str) -> Exception:
     if problem.code() is grpc.StatusCode.UNIMPLEMENTED:
         return ProtocolMismatch(
             "protocol.version",
-            "What answers at the join link's address is not a DistribAI orchestrator of this "
-            "version.",
-            "Check the address, or upgrade DistribAI: pip install -U distribai",
+            f"What answers at {address} is not a DistribAI orchestrator of this version.",
+            "Check the join link's address, or upgrade DistribAI: pip install -U distribai",
         )
-    return ConnectionLost(f"{problem.code().name}: {problem.details()}")
+    return ConnectionLost(in_words(problem.code().name, problem.details() or "", address))
+
+
+def in_words(code: str, details: str, address: str) -> str:
+    """Why there is no connection to ``address``, for people; gRPC's own words where they say
+    something new."""
+    said = details.lower()
+    for part, words in _WORDS:
+        if part in said:
+            return words.format(at=address)
+    return f"no connection to {address} ({code.lower()}: {details or 'no reason given'})"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from distribai.core.people import Principal
 from distribai.core.plain import Plain
+from distribai.core.tasks import works_on
 from distribai.store import outbox
 from distribai.store.engine import Tx
 from distribai.store.statements import records
@@ -103,5 +104,6 @@ def sentence(kind: str, data: Mapping[str, Plain]) -> str:
         return f"Round {data['round'] + 1} is abandoned{reason}."
     if subject == "task" and change in ("requeued", "failed", "rejected", "superseded"):
         verb = "goes back to the queue" if change == "requeued" else f"is {change}"
-        return f"A task ({data['phase']}, round {data['round'] + 1}) {verb}{reason}."
+        phase = str(data["phase"])
+        return f"A task ({phase}, {works_on(phase, data['round'])}) {verb}{reason}."
     return ""

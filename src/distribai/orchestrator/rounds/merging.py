@@ -110,7 +110,7 @@ async def _decide(grid: Grid, row: AnyRow) -> bool:
 async def _freeze(tx: Tx, job: AnyRow, row: AnyRow, new: RoundState, reason: str) -> None:
     """Close a round for new work: what is still leased is late work for the next one, and what was
     late for this one has come too late."""
-    check(ROUND, RoundState(row.state), new, f"Round {row.number} of job {job.id}")
+    check(ROUND, RoundState(row.state), new, f"Round {row.number + 1} of job {job.id}")
     await work.leave_round(
         tx,
         job.id,
@@ -344,7 +344,7 @@ async def _give_up(grid: Grid, row: AnyRow, problem: DistribAIError) -> None:
         current = await work.get_round(tx, row.job_id, row.number, row.take)
         if current is None or current.state != RoundState.CLOSING:
             return
-        reason = f"round {row.number} cannot be merged: {problem}"
+        reason = f"round {row.number + 1} cannot be merged: {problem}"
         if job.state in (JobState.RUNNING, JobState.PAUSED):
             await results.fail_job(tx, job, reason)
 

@@ -17,6 +17,7 @@ from distribai.core.plain import Plain, canonical_json, from_plain
 from distribai.core.ranges import Ranges
 from distribai.core.spec import JobSpec
 from distribai.core.states import TASK, TaskState, check
+from distribai.core.tasks import works_on
 from distribai.orchestrator import events
 from distribai.orchestrator.context import Grid
 from distribai.store import leases
@@ -292,4 +293,5 @@ def failure_report(task: AnyRow) -> str:
     for cause in task.causes:
         last[cause["node_id"]] = f"{cause['reason']} [{cause['code']}]"
     told = "; ".join(f"{node}: {text}" for node, text in last.items())
-    return f"task {task.id} ({task.phase}, round {task.round}) failed on every attempt: {told}"
+    where = works_on(task.phase, task.round)
+    return f"task {task.id} ({task.phase}, {where}) failed on every attempt: {told}"
