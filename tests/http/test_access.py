@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
+from fastapi import APIRouter, FastAPI, WebSocket
+from fastapi.routing import APIRoute
+from starlette.routing import BaseRoute
 
 from distribai.core.people import Role, Scope
+from distribai.core.scan import modules
 from distribai.errors import Unauthenticated
 from distribai.orchestrator.context import Grid
+from distribai.orchestrator.fleet import standing
 from distribai.orchestrator.grpc import serve
 from distribai.orchestrator.http.app import create_app
 from distribai.orchestrator.people import commands, credentials
 from distribai.wire.v1 import distribai_pb2 as pb
 from tests.http.stand_in import NODE, Orchestrator
 from tests.http.town import Town, town_on
+from tests.orchestrator.harness import breathe
 from tests.store.databases import new_sqlite
 
 V1 = "/api/v1"
@@ -108,6 +114,17 @@ EVERYONE = {route for route, (allowed, _) in ROUTES.items() if allowed == ANYBOD
 RPCS = {("NodeService", "Session"): "a node, by its key's signature over the challenge"}
 """Every RPC, and who may call it."""
 
+MESSAGES = {
+    "register": "anybody, as the first message of a stream; never again",
+    "heartbeat": "a registered node",
+    "task_accept": "a registered node",
+    "task_progress": "a registered node",
+    "task_result": "a registered node, signed with its key",
+    "log": "a registered node",
+}
+"""Every message that a node may send, and who may send it. About whose tasks:
+``tests/orchestrator/test_impostor.py``."""
+
 
 @pytest.fixture
 async def town(tmp_path: Path) -> AsyncIterator[Town]:
@@ -116,13 +133,45 @@ async def town(tmp_path: Path) -> AsyncIterator[Town]:
     await made.world.close()
 
 
-def routes(grid: Grid) -> set[tuple[str, str]]:
-    paths = create_app(grid).openapi()["paths"]
+def routes(app: FastAPI) -> set[tuple[str, str]]:
+    """Every route that is described."""
+    paths = app.openapi()["paths"]
     return {(method.upper(), path) for path, methods in paths.items() for method in methods}
 
 
+def hidden(served: Iterable[BaseRoute]) -> Iterator[str]:
+    """What is served and not described: mounts, websockets, routes that want to be left out."""
+    for route in served:
+        inner = getattr(route, "original_router", None)  # a router, as FastAPI keeps it
+        if inner is not None:
+            yield from hidden(inner.routes)
+        elif not isinstance(route, APIRoute) or not route.include_in_schema:
+            yield str(getattr(route, "path", route))
+
+
 def test_the_matrix_names_every_route(grid: Grid) -> None:
-    assert routes(grid) == ROUTES.keys()
+    app = create_app(grid)
+    assert routes(app) == ROUTES.keys()
+    assert list(hidden(app.routes)) == []
+
+
+def test_a_route_that_nobody_entered_is_noticed_however_it_came(grid: Grid) -> None:
+    app = create_app(grid)
+    router = APIRouter()
+
+    @app.get("/new")
+    async def new() -> None: ...
+
+    @router.get("/hidden", include_in_schema=False)
+    async def left_out() -> None: ...
+
+    @router.websocket("/talk")
+    async def talk(socket: WebSocket) -> None: ...
+
+    app.include_router(router)
+    app.mount("/files", FastAPI())
+    assert routes(app) - ROUTES.keys() == {("GET", "/new")}
+    assert set(hidden(app.routes)) == {"/hidden", "/talk", "/files"}
 
 
 async def status(client: httpx.AsyncClient, route: tuple[str, str]) -> int:
@@ -201,8 +250,34 @@ async def test_a_route_that_forgets_about_access_is_the_operators_alone(
 
 
 def test_the_matrix_names_every_rpc() -> None:
-    services = pb.DESCRIPTOR.services_by_name.values()
+    contracts = [m for m in modules("distribai.wire.v1") if hasattr(m, "DESCRIPTOR")]
+    assert pb in contracts
+    services = [s for m in contracts for s in m.DESCRIPTOR.services_by_name.values()]
     assert {(s.name, m.name) for s in services for m in s.methods} == RPCS.keys()
+
+
+def test_the_matrix_names_every_message_of_a_node() -> None:
+    assert {f.name for f in pb.NodeMessage.DESCRIPTOR.oneofs[0].fields} == MESSAGES.keys()
+
+
+@pytest.mark.parametrize("kind", MESSAGES)
+async def test_a_node_that_is_set_apart_says_nothing_more(town: Town, kind: str) -> None:
+    node = await town.node_of("carl")
+    session = town.world.grid.fleet.of(node.id)
+    assert session is not None
+    await standing.set_standing(town.world.grid, node.id, "quarantine", "it lies", "operator")
+    await breathe()
+    assert node.end is not None
+    assert node.end.code == "node.quarantined"
+    assert session.stream is None or session.stream.closed
+    message = pb.NodeMessage()
+    getattr(message, kind).SetInParent()
+    before = (dict(session.in_hand), dict(session.progress), list(town.world.grid.fleet.logs))
+    node.queue.put_nowait(message)
+    await breathe()
+    after = (dict(session.in_hand), dict(session.progress), list(town.world.grid.fleet.logs))
+    assert after == before
+    assert town.world.grid.fleet.of(node.id) is None
 
 
 async def test_no_message_is_taken_from_a_stream_that_has_not_proved_its_key(town: Town) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from sqlalchemy import (
-    CompoundSelect,
+    Select,
     bindparam,
     exists,
     func,
@@ -60,7 +60,7 @@ async def has_uploaded(tx: Tx, account_id: str, hashes: Collection[str]) -> set[
 async def blob_of_jobs(tx: Tx, sha256: str, organization_ids: Collection[str]) -> bool:
     """Whether a job of these organizations has made this blob."""
     made = union_all(
-        _versions_with(sha256),
+        *_versions_with(sha256),
         select(submissions.c.job_id).where(submissions.c.delta_sha == sha256),
     ).subquery()
     query = (
@@ -71,9 +71,9 @@ async def blob_of_jobs(tx: Tx, sha256: str, organization_ids: Collection[str]) -
     return await tx.first(query.limit(1)) is not None
 
 
-def _versions_with(sha256: str) -> CompoundSelect[Any]:
+def _versions_with(sha256: str) -> tuple[Select[Any], Select[Any]]:
     """Jobs that have a version with this blob: each half goes by an index of its own."""
-    return union_all(
+    return (
         select(versions.c.job_id).where(versions.c.weights_sha == sha256),
         select(versions.c.job_id).where(versions.c.update_sha == sha256),
     )
@@ -81,7 +81,7 @@ def _versions_with(sha256: str) -> CompoundSelect[Any]:
 
 async def is_version_of(tx: Tx, sha256: str, job_ids: Collection[str]) -> bool:
     """Whether the blob is the weights or the update of a version of one of these jobs."""
-    made = _versions_with(sha256).subquery()
+    made = union_all(*_versions_with(sha256)).subquery()
     query = select(made.c.job_id).where(made.c.job_id.in_(list(job_ids)))
     return await tx.first(query.limit(1)) is not None
 
