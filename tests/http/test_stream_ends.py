@@ -105,13 +105,15 @@ async def test_a_job_of_an_organization_that_one_has_left_is_unknown_to_its_stre
     assert listener.events[-1][1]["code"] == "job.unknown"
 
 
+@pytest.mark.parametrize("what", ["events", "logs"])
 async def test_a_page_that_waits_is_refused_when_its_key_was_revoked_meanwhile(
-    town: Town,
+    town: Town, what: str
 ) -> None:
     job = (await town.submit("ann", "watched")).json()["id"]
-    path = f"/api/v1/jobs/{job}/events"
+    path = f"/api/v1/jobs/{job}/{what}"
     async with town.http("vera") as vera:
-        asking = asyncio.create_task(vera.get(path, params={"after": "latest", "wait": 20}))
+        after = "latest" if what == "events" else "1000"
+        asking = asyncio.create_task(vera.get(path, params={"after": after, "wait": 3}))
         await asyncio.sleep(0.2)
         await revoke(town, "vera")
         await happens(town, job)

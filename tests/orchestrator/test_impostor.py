@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlalchemy import select
 
+from distribai.core.spec import BlobRef, DataSpec
 from distribai.core.tasks import Assignment
 from distribai.orchestrator.jobs import queries
 from distribai.store.statements import work
@@ -178,6 +179,25 @@ async def test_a_report_of_what_a_node_never_had_tells_it_nothing(any_world: Wor
     heard.append(thief.acks[-1].reason.replace(task.task_id, "*"))
     assert len(set(heard)) == 1
     assert {a.code for a in thief.acks} == {"task.not_held"}
+
+
+async def test_a_result_that_names_another_s_file_tells_no_more_than_one_that_names_none(
+    world: World,
+) -> None:
+    secret = await world.grid.blobs.put_bytes(b"a line of somebody's text\n" * 400)
+    await world.job(data=DataSpec(source="blobs", files=(secret,), held_out=0.1), max_attempts=9)
+    node = await world.node("a")
+    told = set()
+    wrong_size = replace(secret, size=secret.size + 1)
+    for named in (secret, wrong_size, BlobRef("0" * 64, secret.size)):
+        task = await node.next_training()
+        await node.report(replace(await node.outcome(task), delta=named))
+        await world.settle()
+        ack = node.acks[-1]
+        told.add((ack.code, ack.reason.replace(named.sha256[:12], "*")))
+        await world.advance(60, node)
+    assert len(told) == 1
+    assert "blob.unknown" in told.pop()[1]
 
 
 async def test_lines_about_the_own_task_are_kept_a_while_longer_than_the_task(

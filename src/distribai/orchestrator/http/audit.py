@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter
@@ -13,7 +14,7 @@ from distribai.core.plain import to_plain
 from distribai.orchestrator.http.jobs import poll
 from distribai.orchestrator.http.keys import OfAccount
 from distribai.orchestrator.http.parameters import After, Limit, Wait
-from distribai.orchestrator.http.security import Access, GridOf, allow
+from distribai.orchestrator.http.security import Access, AskAgain, GridOf, allow
 from distribai.orchestrator.people import queries
 
 router = APIRouter(tags=["people"])
@@ -32,8 +33,11 @@ async def audit(
     limit: Limit = 200,
     wait: Wait = 0.0,
     account: OfAccount = "",
+    *,
+    ask_again: AskAgain,
 ) -> Any:
     """Changes that people asked for, in commit order; with ``wait`` the answer is held until there
     is one."""
-    found = await poll(request, grid, wait, lambda: queries.audit(grid, after, limit, account))
+    ask = partial(queries.audit, grid, after, limit, account)
+    found = await poll(request, grid, wait, ask, ask_again)
     return {"items": to_plain(found)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Query, Response
@@ -28,7 +29,16 @@ from distribai.orchestrator.http.parameters import (
     Limit,
     Wait,
 )
-from distribai.orchestrator.http.security import Access, Caller, GridOf, OwnJob, SeenJob, allow
+from distribai.orchestrator.http.security import (
+    Access,
+    AskAgain,
+    Caller,
+    GridOf,
+    OwnJob,
+    SeenJob,
+    allow,
+    seen_job,
+)
 from distribai.orchestrator.jobs import commands, queries
 from distribai.orchestrator.jobs import retry as retrying
 from distribai.orchestrator.people import admission
@@ -260,9 +270,16 @@ async def logs(
     after: After = "",
     limit: Limit = 200,
     wait: Wait = 0.0,
+    *,
+    ask_again: AskAgain,
 ) -> Any:
     """Log lines, oldest first; with ``wait`` the answer is held until there is one."""
-    found = await poll(request, grid, wait, lambda: queries.list_logs(grid, job_id, after, limit))
+
+    async def may_read() -> None:
+        await seen_job(job_id, grid, await ask_again())
+
+    ask = partial(queries.list_logs, grid, job_id, after, limit)
+    found = await poll(request, grid, wait, ask, may_read)
     return {"items": to_plain(found)}
 
 
@@ -282,12 +299,17 @@ async def poll(
     grid: Grid,
     wait: float,
     ask: Callable[[], Awaitable[Sequence[R]]],
+    may_read: Callable[[], Awaitable[object]],
 ) -> Sequence[R]:
-    """Ask until there is an answer, ``wait`` seconds have passed or nobody listens any more."""
-    end = grid.clock() + wait
+    """Ask until there is an answer, ``wait`` seconds have passed or nobody listens any more. After
+    a wait ``may_read`` raises when the caller may read it no more."""
+    end, waited = grid.clock() + wait, False
     while True:
         found = await ask()
         left = end - grid.clock()
         if found or left <= 0 or await request.is_disconnected():
+            if waited:
+                await may_read()
             return found
+        waited = True
         await asyncio.sleep(min(POLL_S, left))

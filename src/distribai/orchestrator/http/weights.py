@@ -15,7 +15,16 @@ from distribai.core.states import TaskState
 from distribai.errors import Conflict, Unavailable
 from distribai.orchestrator.http.parameters import IdempotencyKey
 from distribai.orchestrator.http.ranges import RANGES, blob_response
-from distribai.orchestrator.http.security import Access, Caller, GridOf, OwnJob, SeenJob, allow
+from distribai.orchestrator.http.security import (
+    Access,
+    AskAgain,
+    Caller,
+    GridOf,
+    OwnJob,
+    SeenJob,
+    allow,
+    own_job,
+)
 from distribai.orchestrator.idempotency import key_for
 from distribai.orchestrator.jobs import commands, queries
 
@@ -76,6 +85,7 @@ async def generate(
     body: GenerateBody,
     grid: GridOf,
     caller: Caller,
+    ask_again: AskAgain,
     idempotency_key: IdempotencyKey = None,
 ) -> answers.Generation:
     """A task on a node; the answer comes when the node has it, at the latest after ``timeout``.
@@ -89,6 +99,7 @@ async def generate(
     )
     task = await queries.wait_for_task(grid, task_id, body.timeout)
     if task.state == TaskState.ACCEPTED:
+        await own_job(job_id, grid, await ask_again())  # minutes may have passed
         # The task's own version: with a key it may be one of an earlier request.
         return answers.Generation(
             task_id=task_id, version=task.round, prompt=body.prompt, text=task.text

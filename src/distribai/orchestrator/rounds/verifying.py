@@ -14,7 +14,7 @@ import math
 from distribai.core.architectures import manifest_of
 from distribai.core.plain import from_plain
 from distribai.core.ranges import Ranges, normalize, total
-from distribai.core.spec import JobSpec
+from distribai.core.spec import BlobRef, JobSpec
 from distribai.core.states import TASK, RoundState, TaskState, check
 from distribai.core.tasks import Outcome
 from distribai.core.text import MAX_REASON, clean
@@ -25,6 +25,7 @@ from distribai.orchestrator.context import Grid
 from distribai.orchestrator.rounds import late, results, tasks
 from distribai.orchestrator.rounds.decisions import view_round
 from distribai.store import leases
+from distribai.store.blobs import no_blob
 from distribai.store.engine import AnyRow, Tx
 from distribai.store.statements import fleet, jobs, records, work
 from distribai.store.values import ranges_from_json, ranges_to_json
@@ -147,8 +148,24 @@ async def _check_delta(grid: Grid, spec: JobSpec, task: AnyRow, outcome: Outcome
         tokens=outcome.tokens,
         steps=outcome.steps,
     )
+    await _check_sent(grid, outcome.delta)
     async with grid.blobs.local(outcome.delta) as path:
         await asyncio.to_thread(open_delta, path, manifest, expected)
+
+
+async def _check_sent(grid: Grid, delta: BlobRef) -> None:
+    """Refuse a blob that no node can have brought as the delta of an open attempt. What is on
+    record as something else, or has another size, is as unknown as what never was: a node must not
+    learn from its rejection what others have.
+
+    Raises:
+        NotFound: ``blob.unknown``.
+    """
+    async with grid.db.read() as tx:
+        known = await records.blob(tx, delta.sha256)
+    on_record = known is not None and known.kind != "delta"
+    if on_record or await grid.blobs.size(delta.sha256) != delta.size:
+        raise no_blob(delta.sha256)
 
 
 # ------------------------------------------------------------------ verdicts
