@@ -23,12 +23,12 @@ Hands = frozenset[tuple[str, int]]
 
 @dataclass
 class Brought:
-    """What a node has brought: ``hashes``, the latest last, ``count`` of them while ``hands`` were
-    what it held."""
+    """What a node has brought: ``hashes``, the latest last; and how many uploads it has ``begun``
+    since ``hands`` are what it holds."""
 
     hashes: OrderedDict[str, None] = field(default_factory=OrderedDict)
     hands: Hands = frozenset()
-    count: int = 0
+    begun: int = 0
 
 
 @dataclass
@@ -55,7 +55,6 @@ class Stock:
         """A node has brought a blob."""
         found = self._of(node_id)
         found.hashes[sha256] = None
-        found.count += 1
         if len(found.hashes) > MAX_BROUGHT:
             found.hashes.popitem(last=False)
 
@@ -64,12 +63,14 @@ class Stock:
         found = self._brought.get(node_id)
         return found is not None and sha256 in found.hashes
 
-    def brought_for(self, node_id: str, hands: Hands) -> int:
-        """How many blobs the node has brought since it holds ``hands``."""
+    def begin(self, node_id: str, hands: Hands) -> int:
+        """The node begins an upload; how many it has begun since it holds ``hands``, with this
+        one."""
         found = self._of(node_id)
         if found.hands != hands:
-            found.hands, found.count = hands, 0
-        return found.count
+            found.hands, found.begun = hands, 0
+        found.begun += 1
+        return found.begun
 
     def _of(self, node_id: str) -> Brought:
         found = self._brought.setdefault(node_id, Brought())

@@ -5,8 +5,8 @@ as long as the job runs and its own work was accepted in the last round, it may 
 next task will need. Of such a job it gets every version's weights and update, and the prepared data
 with its tokenizer. What it knows the hash of beyond that is as unknown to it as what never was.
 
-It may bring results of training that is in its hands: at most :data:`PER_ATTEMPT` blobs for each,
-none larger than any codec makes of the job's model. Only what it has brought itself it need not
+It may bring results of training that is in its hands: it may begin :data:`PER_ATTEMPT` uploads for
+each, none larger than any codec makes of the job's model. Only what it has brought itself it need not
 bring again: "that is here already" would tell what others have.
 """
 
@@ -31,8 +31,9 @@ BYTES_PER_PARAMETER = 8
 HEADER_BYTES = 4 << 20
 """What the names of tensors and the file's own figures may take besides."""
 
-PER_ATTEMPT = 8
-"""An honest node brings one result of an attempt, and another one when the first was torn."""
+PER_ATTEMPT = 16
+"""An honest node begins one upload of an attempt, and again when its own disk, or this process's,
+has lost what came so far."""
 
 RETRY_S = 60.0
 """When a node that has brought too much may ask again: its task has ended by then, or is judged."""
@@ -106,7 +107,7 @@ async def check_upload(grid: Grid, node_id: str, ref: BlobRef) -> None:
     Raises:
         NotAllowed: ``auth.forbidden``: it holds no training.
         Integrity: ``blob.size``: larger than any result of what it holds.
-        TooMany: ``limit.rate``: it has brought too much for what it holds already.
+        TooMany: ``limit.rate``: it has begun too many for what it holds already.
     """
     async with grid.db.read() as tx:
         held = [row for row in await holdings.in_hand(tx, node_id) if _is_its_own(row)]
@@ -125,12 +126,12 @@ async def check_upload(grid: Grid, node_id: str, ref: BlobRef) -> None:
             f"({most} bytes).",
             "Check that the file is the task's delta.",
         )
-    brought = grid.stock.brought_for(node_id, frozenset((r.id, r.attempt) for r in training))
-    if brought >= PER_ATTEMPT * len(training):
+    begun = grid.stock.begin(node_id, frozenset((r.id, r.attempt) for r in training))
+    if begun > PER_ATTEMPT * len(training):
         raise TooMany(
             "limit.rate",
-            f"This node has brought {brought} blobs for the "
-            f"{len(training)} tasks in its hands; one each is due.",
+            f"This node has begun {begun - 1} uploads for the {len(training)} tasks in its hands; "
+            "one each is due.",
             "Report the task, or let it go.",
             retry_after=RETRY_S,
         )
