@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 
 from distribai.client import AsyncClient, Client
 from distribai.client.following import MAX_EVENT, PATIENCE_S, Follower, Reader
-from distribai.errors import DistribAIError, NotFound, ProtocolMismatch, Unavailable
+from distribai.errors import (
+    DistribAIError,
+    NotFound,
+    ProtocolMismatch,
+    Unauthenticated,
+    Unavailable,
+)
 from distribai.orchestrator.http.events import _end, _message
 from distribai.orchestrator.records import EventRecord
 from tests.http.stand_in import NOW, OPERATOR, Orchestrator
@@ -127,6 +133,14 @@ def test_what_another_try_cannot_mend_is_raised_at_once() -> None:
     client = Client("http://grid", transport=httpx.MockTransport(older))
     with pytest.raises(ProtocolMismatch):
         next(client.follow())
+
+
+def test_a_stream_that_one_may_not_read_any_more_is_not_tried_again() -> None:
+    ended = Server([_end("auth.invalid", "The token is unknown, expired or revoked.")])
+    client = Client("http://grid", transport=httpx.MockTransport(ended))
+    with pytest.raises(Unauthenticated):
+        next(client.follow())
+    assert len(ended.asked) == 1
 
 
 def test_patience_ends() -> None:

@@ -181,6 +181,28 @@ async def test_a_report_of_what_a_node_never_had_tells_it_nothing(any_world: Wor
     assert {a.code for a in thief.acks} == {"task.not_held"}
 
 
+async def test_lines_that_say_why_an_attempt_failed_are_kept_though_another_has_the_task(
+    world: World,
+) -> None:
+    job_id = await world.job(workers_max=1)
+    a, b = await world.node("a"), await world.node("b")
+    for _ in range(3):
+        await world.settle()
+        for node in (a, b):
+            await node.work("evaluate")
+    (failing,) = [n for n in (a, b) if n.tasks]
+    (other,) = [n for n in (a, b) if n is not failing]
+    task = failing.only_task()
+    await failing.fail(task, "node.child", "it died")
+    await world.duties.settle()
+    assert other.tasks.keys() == {task.task_id}
+    line = pb.LogMessage(level="error", message="the last words", task_id=task.task_id)
+    await failing.send(pb.NodeMessage(log=line))
+    await world.settle()
+    told = await queries.list_logs(world.grid, job_id)
+    assert "the last words" in [entry.message for entry in told]
+
+
 async def test_a_result_that_names_another_s_file_tells_no_more_than_one_that_names_none(
     world: World,
 ) -> None:

@@ -12,7 +12,15 @@ from pydantic import ValidationError
 
 from distribai.api import answers
 from distribai.client import calls
-from distribai.errors import CODES, DistribAIError, ProtocolMismatch, Unavailable
+from distribai.errors import (
+    CODES,
+    DistribAIError,
+    NotAllowed,
+    NotFound,
+    ProtocolMismatch,
+    Unauthenticated,
+    Unavailable,
+)
 
 SILENCE_S = 45.0
 """A stream that says nothing for so long is broken: the server speaks every 15 s."""
@@ -128,6 +136,8 @@ class Follower:
 
         Raises:
             Unavailable: the stream was ended by the other side, with its reason.
+            Unauthenticated, NotAllowed, NotFound: it was ended because the caller may not read it
+                any more.
             ProtocolMismatch: an event in a form that this client does not understand.
         """
         self._silent_since, self._failures = None, 0
@@ -136,7 +146,7 @@ class Follower:
                 if kind == "end":
                     said = answers.Problem.model_validate_json(_with_status(data))
                     code = said.code if said.code in CODES else "grid.unreachable"
-                    raise Unavailable(code, said.detail)
+                    raise _FINAL.get(code, Unavailable)(code, said.detail)
                 event = answers.EventRecord.model_validate_json(data)
                 self.cursor = event.cursor
                 yield event
@@ -164,6 +174,15 @@ class Follower:
             raise problem
         self._failures += 1
         return min(LONGEST_PAUSE_S, 0.25 * 2.0 ** min(self._failures, 10))
+
+
+_FINAL: dict[str, type[DistribAIError]] = {
+    "auth.invalid": Unauthenticated,
+    "auth.forbidden": NotAllowed,
+    "job.unknown": NotFound,
+    "node.unknown": NotFound,
+}
+"""Ends after which another try finds the same."""
 
 
 def _with_status(data: str) -> str:

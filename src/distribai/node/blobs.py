@@ -325,9 +325,10 @@ class BlobClient:
                 if failures >= attempts:
                     raise Unavailable(
                         "grid.unreachable",
-                        f"The {what} of a blob failed {failures} times, "
+                        f"The {what} of a blob at {self._base_url} failed {failures} times, "
                         f"at last because: {problem or type(problem).__name__}.",
-                        "Check the network and that the orchestrator runs.",
+                        "Check the network, that the orchestrator runs, and that the join link's "
+                        "address for http is the right one.",
                     ) from problem
                 if failures == 1:
                     waits = full_jitter(self._rng)

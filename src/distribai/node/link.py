@@ -272,7 +272,8 @@ class Link:
         try:
             message = await within(self._clock, HANDSHAKE_S, connection.read())
         except TimeoutError as problem:
-            raise ConnectionLost(f"no {body} within {HANDSHAKE_S:.0f} s") from problem
+            said = f"{self._join.grpc} is silent: no {body} within {HANDSHAKE_S:.0f} s"
+            raise ConnectionLost(said) from problem
         if message is None:
             raise ConnectionLost("the orchestrator ended the stream before the session began")
         self.bytes_down += message.ByteSize()

@@ -108,8 +108,8 @@ def _heard_row(session: LiveSession, up: int, down: int) -> dict[str, object]:
 
 async def _write_logs(tx: Tx, logs: Sequence[LogEntry]) -> None:
     """Write nodes' lines, each to the job of the task that it names. A line about a task that its
-    node does not have, or has had no more for :data:`AFTERWARDS_S`, is nobody's: a node that knows
-    a task's id must not write into the job of it."""
+    node never had, or that ended more than :data:`AFTERWARDS_S` ago, is nobody's: who knows a
+    task's id must not write into the job of it."""
     known = {t.id: t for t in await work.tasks_by_id(tx, {e.task_id for e in logs if e.task_id})}
     rows, foreign = [], set()
     for e in logs:
@@ -133,10 +133,12 @@ async def _write_logs(tx: Tx, logs: Sequence[LogEntry]) -> None:
 
 
 def _may_tell(node_id: str, task: AnyRow, now: float) -> bool:
-    """Whether a line of the node's about the task is worth keeping: it was leased to this node
-    last. Lines travel apart from results, so those about a task that has just ended still come."""
-    ended = task.ended_at is not None and now - task.ended_at > AFTERWARDS_S
-    return task.node_id == node_id and not ended
+    """Whether a line of the node's about the task is worth keeping: it is leased to this node, or
+    was. Lines come behind results, so those that say why an attempt has failed may find the task
+    ended, or with another node."""
+    if task.ended_at is not None and now - task.ended_at > AFTERWARDS_S:
+        return False
+    return task.node_id == node_id or any(c["node_id"] == node_id for c in task.causes)
 
 
 async def _write_progress(tx: Tx, heard: Sequence[LiveSession]) -> None:

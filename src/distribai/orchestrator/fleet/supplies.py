@@ -6,8 +6,8 @@ next task will need. Of such a job it gets every version's weights and update, a
 with its tokenizer. What it knows the hash of beyond that is as unknown to it as what never was.
 
 It may bring results of training that is in its hands: it may begin :data:`PER_ATTEMPT` uploads for
-each, none larger than any codec makes of the job's model. Only what it has brought itself it need not
-bring again: "that is here already" would tell what others have.
+each, none larger than any codec makes of the job's model. Only what it has brought itself it need
+not bring again: "that is here already" would tell what others have.
 """
 
 from __future__ import annotations
