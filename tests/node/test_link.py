@@ -115,7 +115,7 @@ async def test_who_finds_nobody_is_told_once_what_to_try_and_where_it_tried() ->
         running.cancel()
         await asyncio.wait({running})
     assert {line["reason"] for line in lines} == {"nothing listens at 127.0.0.1:1"}
-    hints = [line.get("hint", "") for line in lines[:4]]
+    hints = [line.get("try", "") for line in lines[:4]]
     assert hints[0] == hints[2] == hints[3] == ""
     for word in ("127.0.0.1:1", "127.0.0.1:2", "join link", "firewall"):
         assert word in hints[1]

@@ -189,7 +189,7 @@ class Link:
                 waits, failures = reconnecting(self._rng), 0
                 self._healthy = False
             wait, failures = next(waits), failures + 1
-            told = {"hint": hint} if failures == HINT_AFTER else {}
+            told = {"try": hint} if failures == HINT_AFTER else {}
             log.warning("not connected", reason=reason, again_in_s=round(wait, 1), **told)
             await self._clock.sleep(wait)
 
