@@ -27,6 +27,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -182,9 +183,8 @@ class _Grid:
         while True:
             held = self._at_work(name)
             killed = self._strike(name)
-            found = self._wait(
-                "its samples are trained again", lambda client: self._again(client, held)
-            )
+            again = partial(self._again, held=held)
+            found = self._wait("its samples are trained again", again)
             self._node(name)
             self._at_work(name)
             if found != BROUGHT_IN:
