@@ -60,6 +60,9 @@ class LimitSettings:
     joins_burst: float = _help(2000.0, "of these, at once")
     messages_per_s: float = _help(50.0, "messages on one node's stream; above it it is read slower")
     messages_burst: float = _help(1000.0, "of these, at once")
+    connections: int = _help(
+        4000, "open HTTP connections; at most half of the files that the process may open"
+    )
 
 
 @dataclass(frozen=True, slots=True)

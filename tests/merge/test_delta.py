@@ -96,7 +96,7 @@ def test_a_header_that_claims_another_manifest_is_refused_at_writing(tmp_path: P
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3.3e38, -1.1e18])
 def test_a_diverged_training_is_refused_at_writing(tmp_path: Path, bad: float):
     base, local = base_and_local()
     local["conv"].reshape(-1)[-1] = bad
@@ -106,7 +106,7 @@ def test_a_diverged_training_is_refused_at_writing(tmp_path: Path, bad: float):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3.3e38, -1.1e18])
 def test_a_file_with_values_that_are_not_finite_is_refused(tmp_path: Path, bad: float):
     write_raw(tmp_path / "d", bn_value=bad)
     with pytest.raises(Integrity, match=r"bn\.running_var") as caught:

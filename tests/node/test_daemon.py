@@ -441,6 +441,13 @@ def test_a_node_without_a_grid_is_told_how_to_join(tmp_path: Path) -> None:
     assert caught.value.code == "node.join"
 
 
+def test_a_damaged_memory_of_the_link_is_told_as_such(tmp_path: Path) -> None:
+    (tmp_path / "join").write_bytes(b"distribai://h/?grpc=\xff\xfe")
+    with pytest.raises(UsageError) as caught:
+        join_link(NodeSettings(state_dir=tmp_path))
+    assert caught.value.code == "node.link"
+
+
 def test_a_link_is_remembered_once(tmp_path: Path) -> None:
     settings = NodeSettings(state_dir=tmp_path)
     link = JoinLink("h", "a:1", "b:2", "g", "secret")

@@ -4,13 +4,16 @@ from pathlib import Path
 
 from distribai.core.spec import RoundSpec
 from distribai.orchestrator.jobs import commands, queries
+from distribai.orchestrator.rounds.tasks import LOST_LEASES_PER_ATTEMPT, rest_s
 from distribai.store.statements import jobs
+from distribai.wire.channel import Channel
 from tests.orchestrator.harness import FakeNode, FakeTime, World
 from tests.orchestrator.test_exactly_once import finish_everything
 from tests.orchestrator.test_whole_job import assert_every_position_once
 from tests.store.databases import new_postgres
 
 PATIENT = RoundSpec(inner_steps=2, quorum=1.0)
+LONGER_THAN_ALL_RESTS_S = rest_s(LOST_LEASES_PER_ATTEMPT)
 
 
 async def test_a_lost_nodes_slot_goes_to_another_and_the_round_is_whole(world: World) -> None:
@@ -303,3 +306,43 @@ async def test_a_key_that_comes_back_at_another_replica_is_fenced_here(
     finally:
         await first.close()
         await second.close()
+
+
+async def test_a_node_that_keeps_coming_back_without_its_task_harms_nobody(world: World) -> None:
+    strange, good = await world.node("strange"), await world.node("good")
+    job_id = await world.job(rounds=PATIENT, steps=2, max_attempts=1)
+    await world.settle()
+    task = strange.only_task()
+    for _ in range(LOST_LEASES_PER_ATTEMPT + 2):
+        await comes_back_empty(world, strange)
+    assert task.task_id not in strange.tasks, "it has let this one go twice, and has to wait"
+    await finish_everything(world, good)
+    assert task.task_id in {ack.task_id for ack in good.acks if ack.counted}
+    assert await world.run_job(job_id) == "completed"
+    await assert_every_position_once(world, job_id)
+
+
+async def test_alone_it_gets_its_task_again_after_a_rest_and_the_job_goes_on(world: World) -> None:
+    strange = await world.node("strange")
+    job_id = await world.job(rounds=PATIENT, steps=2, max_attempts=1)
+    await world.settle()
+    task, attempt = strange.only_task(), 1
+    while attempt <= LOST_LEASES_PER_ATTEMPT:
+        await comes_back_empty(world, strange)
+        await world.advance(LONGER_THAN_ALL_RESTS_S, strange)
+        attempt = await attempts_of(world, job_id, task.task_id)
+    assert await world.run_job(job_id) == "completed"
+
+
+async def attempts_of(world: World, job_id: str, task_id: str) -> int:
+    (found,) = [t for t in (await queries.list_tasks(world.grid, job_id)).items if t.id == task_id]
+    return found.attempt
+
+
+async def comes_back_empty(world: World, node: FakeNode) -> None:
+    """A new session of a node that remembers nothing."""
+    await node.vanish()
+    node.tasks.clear()
+    node.session, node.channel = "", Channel()
+    await node.connect()
+    await world.settle()

@@ -433,6 +433,24 @@ async def test_the_note_of_an_upload_that_was_promoted_by_a_dying_process_is_cle
     assert not note.exists()
 
 
+async def test_an_upload_that_ends_while_idle_ones_are_looked_for_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = BlobStore.open(tmp_path / "blobs", tmp_path / "staging", max_bytes=MAX)
+    upload = store.uploads.begin(ref_of(b"data"))
+    listed = Path.glob
+
+    def finished_just_then(folder: Path, pattern: str) -> list[Path]:
+        found = list(listed(folder, pattern))
+        for path in found:
+            path.unlink()
+        return found
+
+    monkeypatch.setattr(Path, "glob", finished_just_then)
+    assert store.uploads.drop_idle(before=1e12) == 0
+    assert upload.offset == 0
+
+
 async def test_every_step_of_a_put_is_a_point(store: BlobStore) -> None:
     reached: list[str] = []
     points.install(reached.append)

@@ -20,7 +20,7 @@ from distribai.merge.codecs import GRAIN, codec
 from distribai.merge.headers import Claims, from_metadata, require, to_metadata
 from distribai.merge.packed import Packed, packed_layout
 from distribai.merge.tensorfile import Layout, TensorWriter, open_tensors
-from distribai.merge.weights import Weights, all_finite, check_weights, flat, manifest_hash
+from distribai.merge.weights import LARGEST, Weights, all_finite, check_weights, flat, manifest_hash
 
 KIND = "distribai.delta.v1"
 _SCAN = 64 * GRAIN
@@ -152,6 +152,7 @@ def open_delta(
 def _nonfinite(spec: TensorSpec) -> Integrity:
     return Integrity(
         "tensor.nonfinite",
-        f"The delta of {spec.name!r} holds NaN or infinity: the training diverged.",
+        f"The delta of {spec.name!r} holds NaN or infinity, or values beyond {LARGEST:.0e}: the "
+        "training diverged.",
         "Lower the learning rate, or raise the warm-up.",
     )

@@ -29,6 +29,10 @@ from distribai.merge.tensorfile import (
 
 Weights = dict[str, NDArray[Any]]
 
+LARGEST = 1e18
+"""The largest magnitude of a value that is taken from outside. Nothing that trains comes near it,
+and sums over every node's tokens and rounds' momentum stay far below fp32's 3.4e38."""
+
 _ROLE_DTYPES = {"trainable": "F32", "float_buffer": "F32", "int_buffer": "I64"}
 
 
@@ -101,9 +105,12 @@ def flat(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def all_finite(values: NDArray[Any]) -> bool:
-    """Whether a float array holds neither NaN nor infinity; scans in blocks."""
+    """Whether a float array holds neither NaN nor infinity, nor a value beyond :data:`LARGEST`,
+    with which sums would soon be infinite; scans in blocks."""
     line = flat(values)
-    return all(bool(np.isfinite(line[i : i + BLOCK]).all()) for i in range(0, line.size, BLOCK))
+    return all(
+        bool((np.abs(line[i : i + BLOCK]) <= LARGEST).all()) for i in range(0, line.size, BLOCK)
+    )
 
 
 def tensor_hashes(manifest: ParameterManifest, weights: Weights) -> tuple[TensorHash, ...]:

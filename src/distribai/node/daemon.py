@@ -314,7 +314,7 @@ def join_link(settings: NodeSettings) -> JoinLink:
     if settings.join:
         return joinlink.parse(settings.join)
     if kept.is_file():
-        return joinlink.parse(kept.read_text())
+        return joinlink.parse(kept.read_text(encoding="utf-8", errors="replace"))
     raise UsageError(
         "node.join",
         "This node has not joined a grid yet.",

@@ -28,6 +28,7 @@ from distribai.orchestrator.duties import Duties
 from distribai.orchestrator.fleet import liveness, tokens
 from distribai.orchestrator.fleet.registration import MODE, TRUSTED
 from distribai.orchestrator.grpc import NodeService
+from distribai.orchestrator.http import connections
 from distribai.orchestrator.http.app import create_app
 from distribai.orchestrator.people import keys
 from distribai.sections import OrchestratorSettings
@@ -227,6 +228,11 @@ class Orchestrator:
             raise _port_in_use(host, wanted, "--http-port") from problem
         config = uvicorn.Config(
             create_app(self.grid),
+            http=connections.bounded(
+                connections.most_connections(
+                    self.settings.limits.connections, connections.descriptors()
+                )
+            ),
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -293,6 +299,7 @@ async def _run(
 ) -> int:
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
+    loop.set_exception_handler(connections.quiet_accepts(time.monotonic))
     for name in (signal.SIGINT, signal.SIGTERM):
         if os.name == "posix":
             loop.add_signal_handler(name, stopping.set)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import math
 import os
 import threading
 import time
@@ -193,7 +194,7 @@ class Uploads:
         found = [*self._directory.glob("*.part")]
         # A process that died between promoting the bytes and forgetting the note has left the note.
         found += [n for n in self._directory.glob("*.json") if not n.with_suffix(".part").exists()]
-        idle = [p.stem for p in found if p.stat().st_mtime < before]
+        idle = [p.stem for p in found if _last_touched(p) < before]
         for upload_id in idle:
             self.drop(upload_id)
         return len(idle)
@@ -288,6 +289,15 @@ def _write(upload_id: str, staged: _Staged, position: int, data: bytes) -> None:
             raise _disk(problem) from problem
         staged.digest.update(data)
         staged.offset = position + len(data)
+
+
+def _last_touched(path: Path) -> float:
+    """When something was added to a staged file (Unix seconds); for ever later, when it has been
+    finished meanwhile by another thread or process."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return math.inf
 
 
 def _is_id(upload_id: str) -> bool:

@@ -35,6 +35,8 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     *_BOTH,
     ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 4),
     ("grpc.http2.max_ping_strikes", 0),
+    # Who connects and says nothing holds a descriptor for that long.
+    ("grpc.server_handshake_timeout_ms", 20_000),
     # Two orchestrators on one port would each get half of the nodes.
     ("grpc.so_reuseport", 0),
 )

@@ -8,7 +8,8 @@ where they go into new tasks.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -30,7 +31,8 @@ LOST, LET_GO, DECLINED = "task.lost", "task.let_go", "task.declined"
 the task no longer, or it would not take it."""
 
 NO_HARM = frozenset({LOST, LET_GO})
-"""Causes after which the same node may have the task again at once."""
+"""Causes after which the same node may have the task again at once; one that has let the same task
+go before has to wait as if the task had failed there (:data:`REST_S`)."""
 
 REST_S, MAX_REST_S = 5.0, 300.0
 """Seconds that a task is kept from the nodes at which it failed, or whose results of it were
@@ -217,8 +219,11 @@ async def requeue(
     if cause is not None:
         failures += 1
         await fleet.add_failure(tx, task.node_id, task.job_id, task.id, code, reason)
-    # Who declines a task has not come to harm by it.
-    tried = task.attempt - sum(c["code"] == DECLINED for c in causes)
+    # Who declines a task has not come to harm by it, and who lets it go again and again is one
+    # strange node, not a task that takes machines down.
+    again = _let_go_again(causes)
+    tried = task.attempt - sum(c["code"] == DECLINED for c in causes) - sum(again.values())
+    strange = again.get(task.node_id, 0) if code == LET_GO else 0
     if failures >= attempts or tried >= attempts * LOST_LEASES_PER_ATTEMPT:
         failed = await end(tx, task, TaskState.FAILED, why, failures=failures, causes=causes)
         return None if failed is None else TaskState.FAILED
@@ -237,7 +242,9 @@ async def requeue(
         member_id="",
         failures=failures,
         causes=causes,
-        not_before=tx.now + rest_s(failures) if cause is not None else task.not_before,
+        not_before=tx.now + rest_s(failures if cause is not None else strange)
+        if cause is not None or strange
+        else task.not_before,
     )
     if moved is None:
         return None
@@ -258,10 +265,16 @@ def rest_s(failures: int) -> float:
 
 
 def failed_at(task: AnyRow) -> frozenset[str]:
-    """The nodes at which an attempt of the task has failed."""
+    """The nodes at which an attempt of the task has failed, or that let it go more than once."""
     return frozenset(
         str(c["node_id"]) for c in task.causes if c["code"] not in (*NO_HARM, DECLINED)
-    )
+    ) | frozenset(_let_go_again(task.causes))
+
+
+def _let_go_again(causes: Iterable[Mapping[str, Plain]]) -> Mapping[str, int]:
+    """How often a node has let a task go beyond the first time, of those that have."""
+    times = Counter(str(c["node_id"]) for c in causes if c["code"] == LET_GO)
+    return {node: count - 1 for node, count in times.items() if count > 1}
 
 
 async def record_lease(tx: Tx, task: AnyRow) -> None:
