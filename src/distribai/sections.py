@@ -70,7 +70,9 @@ class OrchestratorSettings:
     """One orchestrator process.
 
     ``db`` is a SQLAlchemy URL; empty means ``<state_dir>/grid.sqlite3``. ``blobs`` is a directory
-    or an object-store URL; empty means ``<state_dir>/blobs``. Port 0 takes any free port. Beyond
+    or an object-store URL; empty means ``<state_dir>/blobs``. ``presign`` ``auto`` lets nodes and
+    clients fetch from a bucket itself where that is reached over https and not by a loopback
+    address. Port 0 takes any free port. Beyond
     loopback TLS is the default: with the grid's own CA, which lies in ``keys``, or with the
     certificate in ``tls_cert`` and ``tls_key``. How to choose: docs/how-to/secure.md.
     """
@@ -81,6 +83,12 @@ class OrchestratorSettings:
     http_port: int = _help(8766, "port of the HTTP interface; 0 takes any free one")
     db: str = _help("", "SQLAlchemy URL; empty: SQLite in the state directory")
     blobs: str = _help("", "directory or s3://bucket/prefix; empty: in the state directory")
+    presign: str = _help(
+        "auto", "on: nodes fetch blobs from the bucket itself; auto: if it can be; or off"
+    )
+    public_blobs: str = _help(
+        "", "https address by which others reach the object store; empty: as this process does"
+    )
     tls: bool = _help(False, "TLS on loopback as well; beyond it, it is the default")
     insecure: bool = _help(
         False, "no TLS beyond loopback: a proxy has it, or the network is trusted"
@@ -199,5 +207,6 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "logs.format": ("auto", "console", "json"),
     "orchestrator.mode": ("", "trusted", "open"),
+    "orchestrator.presign": ("auto", "on", "off"),
 }
 """The values of settings that take some words only."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import structlog
 
 from distribai import __version__
 from distribai.cli import logs, output
@@ -256,3 +258,18 @@ def test_a_log_on_a_terminal_is_short_sentences() -> None:
     assert len(lines) > 1
     assert all(len(line) < 120 and "\x1b" not in line for line in lines)
     assert logs.sentence(None, "", {"event": "x", "exception": "Tr\n  ace"}) == "x\nTr\n  ace"
+
+
+def test_no_library_logs_addresses_not_even_with_debug() -> None:
+    """Those that a bucket's blobs are fetched by are secrets."""
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    try:
+        logs.configure(debug=True)
+        assert root.isEnabledFor(logging.DEBUG)
+        for name in ("httpx", "httpcore.http11"):
+            assert not logging.getLogger(name).isEnabledFor(logging.INFO)
+    finally:
+        root.handlers[:] = before[0]
+        root.setLevel(before[1])
+        structlog.reset_defaults()

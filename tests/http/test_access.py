@@ -51,6 +51,7 @@ ROUTES: dict[tuple[str, str], tuple[frozenset[str], Scope | None]] = {
     ("PATCH", f"{V1}/blobs/uploads/{{upload_id}}"): (WORK | {N}, S),
     ("GET", f"{V1}/blobs/{{sha256}}"): (SEE | {N}, R),
     ("HEAD", f"{V1}/blobs/{{sha256}}"): (SEE | {N}, R),
+    ("POST", f"{V1}/blobs/{{sha256}}/fetched"): (SEE | {N}, R),
     ("GET", f"{V1}/nodes"): (ACCOUNTS, R),
     ("GET", f"{V1}/nodes/{{ref}}/why"): (ACCOUNTS, R),
     ("GET", f"{V1}/nodes/{{ref}}/events"): (ACCOUNTS, R),

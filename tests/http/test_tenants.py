@@ -49,6 +49,7 @@ async def any_town(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncItera
 
 
 BODIES: dict[tuple[str, str], dict[str, Any]] = {
+    ("POST", "/blobs/{sha256}/fetched"): {"bytes": 1},
     ("POST", "/jobs/{ref}/generate"): {"prompt": "x", "timeout": 0.01},
     ("POST", "/jobs/{ref}/decline"): {"why": "no"},
     ("POST", "/login"): {"login": "dol_guessed"},

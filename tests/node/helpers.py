@@ -208,7 +208,9 @@ class BlobServer:
 
     ``cut_download`` and ``cut_upload``: bytes after which the next transfers break off, one entry
     each. ``statuses``: answers to give instead, first come first served; ``retry_after`` goes with
-    them; ``after_cut``: the answers from the cut of an upload on.
+    them; ``after_cut``: the answers from the cut of an upload on. ``store``: the address of an
+    object store to send on to who can follow; ``fetched``: (job, SHA-256, bytes) that were said to
+    have come from there.
     """
 
     def __init__(self) -> None:
@@ -222,6 +224,8 @@ class BlobServer:
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         self.ignore_range = False
         self.lie: dict[str, bytes] = {}
+        self.store = ""
+        self.fetched: list[tuple[str, str, int]] = []
         self.url = ""
 
     def put(self, data: bytes) -> BlobRef:
@@ -238,6 +242,14 @@ class BlobServer:
             await self._answer(send, self.statuses.pop(0), b'{"detail": "ordered"}', wait)
         elif path == "/api/v1/blobs":
             await self._begin(receive, send)
+        elif path.endswith("/fetched"):
+            said = json.loads(await self._body(receive))
+            job, sha256 = headers["x-distribai-job"], path.split("/")[-2]
+            self.fetched.append((job, sha256, said["bytes"]))
+            await self._answer(send, 204)
+        elif self.store and headers.get("x-distribai-follow") == "1":
+            sent_on = {"Location": f"{self.store}{path}?X-Amz-Signature=abc", "ETag": '"x"'}
+            await self._answer(send, 307, headers=sent_on)
         elif path.startswith("/api/v1/blobs/uploads/"):
             await self._upload(method, path.rsplit("/", 1)[1], headers, receive, send)
         else:
@@ -251,14 +263,16 @@ class BlobServer:
         await send({"type": "http.response.start", "status": status, "headers": pairs})
         await send({"type": "http.response.body", "body": body})
 
-    async def _begin(self, receive: Any, send: Any) -> None:
+    async def _body(self, receive: Any) -> bytes:
         body = b""
         while True:
             part = await receive()
             body += part.get("body", b"")
             if not part.get("more_body"):
-                break
-        wanted = json.loads(body)
+                return body
+
+    async def _begin(self, receive: Any, send: Any) -> None:
+        wanted = json.loads(await self._body(receive))
         if wanted["sha256"] in self.blobs:
             await self._answer(send, 200, b"{}")
             return

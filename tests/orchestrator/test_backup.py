@@ -261,36 +261,9 @@ async def test_leases_are_as_long_as_when_the_backup_was_made(world: World, tmp_
         assert after[task_id].lease_until - row.lease_until >= 7200
 
 
-@pytest.fixture(scope="module")
-def s3_endpoint() -> Iterator[str]:
-    import boto3
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    endpoint = f"http://{host}:{port}"
-    boto3.client(
-        "s3",
-        endpoint_url=endpoint,
-        aws_access_key_id="test",
-        aws_secret_access_key="test",
-        region_name="us-east-1",
-    ).create_bucket(Bucket="grid")
-    yield endpoint
-    server.stop()
-
-
 async def test_a_grid_moves_from_files_to_s3_and_back(
-    world: World, tmp_path: Path, s3_endpoint: str, monkeypatch: pytest.MonkeyPatch
+    world: World, tmp_path: Path, s3_environment: str
 ) -> None:
-    for name, value in (
-        ("AWS_ENDPOINT_URL", s3_endpoint),
-        ("AWS_ACCESS_KEY_ID", "test"),
-        ("AWS_SECRET_ACCESS_KEY", "test"),
-        ("AWS_REGION", "us-east-1"),
-    ):
-        monkeypatch.setenv(name, value)
     job_id, _ = await started(world)
     first = await back_up(settings_of(world), tmp_path / "backup")
     middle = place(tmp_path / "middle", blobs="s3://grid/moved")

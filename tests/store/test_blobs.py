@@ -8,23 +8,21 @@ import itertools
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
-import boto3
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from moto.server import ThreadedMotoServer
 
 from distribai import points
 from distribai.core.spec import BlobRef
 from distribai.errors import Conflict, Integrity, NotFound, Unavailable
 from distribai.store.blobs import BlobStore, blob_key
 from distribai.store.uploads import IDLE_S, WRITE_CHUNK, Uploads
+from tests.store.buckets import CREDENTIALS
 
 MAX = 64 << 20
-CREDENTIALS = {"access_key_id": "test", "secret_access_key": "test", "region": "us-east-1"}
 
 
 def ref_of(data: bytes) -> BlobRef:
@@ -46,23 +44,6 @@ async def everything(
     store: BlobStore, ref: BlobRef, start: int = 0, stop: int | None = None
 ) -> bytes:
     return b"".join([chunk async for chunk in store.read(ref.sha256, start, stop)])
-
-
-@pytest.fixture(scope="module")
-def s3_endpoint() -> Iterator[str]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    endpoint = f"http://{host}:{port}"
-    boto3.client(
-        "s3",
-        endpoint_url=endpoint,
-        aws_access_key_id="test",
-        aws_secret_access_key="test",
-        region_name="us-east-1",
-    ).create_bucket(Bucket="grid")
-    yield endpoint
-    server.stop()
 
 
 @pytest.fixture(params=["directory", "s3"])

@@ -279,6 +279,7 @@ EXAMPLES: Mapping[str, Any] = {
     "ReasonBody": {"why": "The grid is full this week."},
     "GenerateBody": {"prompt": "def ", "max_tokens": 100, "temperature": 0.8, "seed": 1},
     "BeginUpload": {"sha256": BLOB.sha256, "size": BLOB.size},
+    "Fetched": {"bytes": BLOB.size},
     "UploadState": {"complete": False, "upload_id": "up_mfrggzdfmztwq2lk", "offset": 0},
     "WebhookBody": {"url": WEBHOOK.url, "kinds": ["job.*"]},
 }

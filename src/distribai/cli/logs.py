@@ -55,6 +55,8 @@ def configure(debug: bool, form: str = "auto") -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level if debug else logging.WARNING)
+    for name in ("httpx", "httpcore"):  # they log addresses, and some of those are secrets
+        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def sentence(logger: Any, method: str, event: MutableMapping[str, Any]) -> str:

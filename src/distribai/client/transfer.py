@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 
 from distribai.client import problems
+from distribai.core.direct import CONNECT_S, FOLLOW_HEADER
 from distribai.core.spec import BlobRef
 from distribai.errors import (
     Conflict,
@@ -27,6 +28,8 @@ PIECE = 8 << 20
 
 TRIES = 6
 """Consecutive failures before a transfer gives up; with the pauses between, about 15 seconds."""
+
+_STORE_TIMEOUT = httpx.Timeout(30.0, connect=CONNECT_S)
 
 Progress = Callable[[int, int], None]
 """Told (bytes done, bytes in all) after every piece."""
@@ -57,6 +60,32 @@ class _Upload:
         return data
 
 
+class _Download:
+    """A download under way into an open ``file``; ``tag`` and ``headers`` are those of the
+    orchestrator's last answer."""
+
+    def __init__(self, file: int, told: Progress) -> None:
+        self._file = file
+        self._told = told
+        self.digest, self.done = hashlib.sha256(), 0
+        self.headers, self.tag = httpx.Headers(), ""
+
+    def restart(self) -> None:
+        """Forget what came."""
+        os.ftruncate(self._file, 0)
+        os.lseek(self._file, 0, os.SEEK_SET)
+        self.digest, self.done = hashlib.sha256(), 0
+
+    def take(self, response: httpx.Response) -> None:
+        """Write the body of an answer, which goes on where this stands."""
+        total = self.done + int(response.headers.get("Content-Length", "0"))
+        for chunk in response.iter_raw():
+            _write_all(self._file, chunk)
+            self.digest.update(chunk)
+            self.done += len(chunk)
+            self._told(self.done, total)
+
+
 class Transfer:
     """Uploads and downloads over one httpx client.
 
@@ -72,6 +101,7 @@ class Transfer:
         self._http = http
         self._url = url
         self._sleep = sleep
+        self._direct = True  # as long as the object store gives what the orchestrator sends us for
 
     def upload(self, path: Path, progress: Progress | None = None) -> BlobRef:
         """Upload a file, unless the grid has its bytes already.
@@ -168,43 +198,72 @@ class Transfer:
     def _download(
         self, address: str, file: int, params: dict[str, int], told: Progress
     ) -> tuple[httpx.Headers, BlobRef]:
-        digest, done, failures, tag = hashlib.sha256(), 0, 0, ""
-        headers = httpx.Headers()
+        got, failures = _Download(file, told), 0
         while True:
-            ask = {"Range": f"bytes={done}-", "If-Range": tag} if done else {}
+            before = got.done
             try:
-                with self._http.stream("GET", address, params=params, headers=ask) as response:
-                    if not response.is_success:
-                        response.read()
-                        raise problems.error_of(response)
-                    if response.status_code != 206 and done:
-                        # It is another file by now (a new latest version): from the beginning.
-                        os.ftruncate(file, 0)
-                        os.lseek(file, 0, os.SEEK_SET)
-                        digest, done = hashlib.sha256(), 0
-                    headers = response.headers
-                    tag = headers["ETag"]
-                    total = done + int(headers["Content-Length"])
-                    for chunk in response.iter_raw():
-                        _write_all(file, chunk)
-                        digest.update(chunk)
-                        done += len(chunk)
-                        failures = 0
-                        told(done, total)
-                break
+                there = self._ask(address, params, got)
+                if there is not None:
+                    self._fetch(there, got)
             except httpx.HTTPError as problem:
                 gone = problems.unreachable(self._url, problem)
-                failures = self._again(failures, gone)
+                failures = self._again(0 if got.done > before else failures, gone)
+                continue
             except Unavailable as problem:
                 failures = self._again(failures, problem)
-        found = BlobRef(digest.hexdigest(), done)
-        if found.sha256 != tag.strip('"'):
-            raise Integrity(
-                "blob.hash",
-                f"The bytes that came have the SHA-256 {found.sha256}, not {tag}.",
-                "Try again; if it stays so, the orchestrator's disk may be failing.",
-            )
-        return headers, found
+                continue
+            found = BlobRef(got.digest.hexdigest(), got.done)
+            if found.sha256 == got.tag.strip('"'):
+                return got.headers, found
+            if there is None:
+                raise Integrity(
+                    "blob.hash",
+                    f"The bytes that came have the SHA-256 {found.sha256}, not {got.tag}.",
+                    "Try again; if it stays so, the orchestrator's disk may be failing.",
+                )
+            self._direct = False  # what speaks for the store is perhaps a hotel's welcome page
+            got.restart()
+
+    def _ask(self, address: str, params: dict[str, int], got: _Download) -> httpx.URL | None:
+        """Get what is missing from the orchestrator, or where the object store has it."""
+        ask = {"Range": f"bytes={got.done}-", "If-Range": got.tag} if got.done else {}
+        if self._direct:
+            ask[FOLLOW_HEADER] = "1"
+        with self._http.stream("GET", address, params=params, headers=ask) as response:
+            sent_on = response.next_request
+            if not response.is_success and sent_on is None:
+                response.read()
+                raise problems.error_of(response)
+            tag = response.headers["ETag"]
+            if got.done and (tag != got.tag or (sent_on is None and response.status_code != 206)):
+                got.restart()  # it is another file by now (a new latest version)
+            got.headers, got.tag = response.headers, tag
+            if sent_on is None:
+                got.take(response)
+        return None if sent_on is None else sent_on.url
+
+    def _fetch(self, there: httpx.URL, got: _Download) -> None:
+        """Get what is missing from the object store, which needs no credentials of ours; if it
+        cannot be had there, from the orchestrator from now on."""
+        before = got.done
+        ask = {"Accept-Encoding": "identity"}
+        if before:
+            ask["Range"] = f"bytes={before}-"
+        try:
+            # The grid's CA vouches for the grid alone, so this is another client.
+            with (
+                httpx.Client(timeout=_STORE_TIMEOUT) as http,
+                http.stream("GET", there, headers=ask) as response,
+            ):
+                if before and response.status_code != 206:
+                    got.restart()
+                if not response.is_success:
+                    raise httpx.RemoteProtocolError(f"it answered {response.status_code}")
+                got.take(response)
+        except httpx.HTTPError:
+            if got.done == before or not got.done:
+                self._direct = False
+            raise
 
     def _send(self, method: str, address: str, **what: object) -> httpx.Response:
         try:

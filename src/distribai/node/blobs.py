@@ -3,6 +3,8 @@
 ::
 
     GET   /api/v1/blobs/{sha256}            Range: bytes=n-   ->  200 or 206
+                                                               ->  307 to the object store
+    POST  /api/v1/blobs/{sha256}/fetched    {"bytes"}         ->  204, what came from there
     POST  /api/v1/blobs                     {"sha256", "size"} ->  200 there already
                                                                ->  201 {"upload_id", "offset"}
     HEAD  /api/v1/blobs/uploads/{id}                           ->  Upload-Offset
@@ -19,7 +21,6 @@ import asyncio
 import contextlib
 import math
 import random
-import re
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
@@ -27,39 +28,27 @@ from weakref import WeakValueDictionary
 
 import httpx
 
-from distribai import errors
+from distribai.core.direct import CONNECT_S, FOLLOW_HEADER
 from distribai.core.spec import BlobRef
-from distribai.errors import DistribAIError, Integrity, NotFound, Unavailable
+from distribai.errors import Integrity, Unavailable
+from distribai.node.answers import (
+    PASSING,
+    Passing,
+    error_of,
+    offset,
+    range_start,
+    retry_after,
+    upload_of,
+)
 from distribai.node.cache import BlobCache, Pins, sha256_of
 from distribai.node.clock import Clock, full_jitter
+from distribai.node.direct import ObjectStore
 
 _CHUNK = 1 << 18
-_PASSING = frozenset({401, 408, 425, 429, 500, 502, 503, 504})
 _TIMEOUT = httpx.Timeout(60.0, connect=15.0)
-
 
 LINK_BYTES = 1 << 20
 """Bytes that a download must have to say anything about the link."""
-
-_REFUSALS: dict[int, tuple[type[DistribAIError], str]] = {
-    400: (Integrity, "blob.size"),
-    403: (errors.NotAllowed, "auth.forbidden"),
-    404: (NotFound, "blob.unknown"),
-    413: (Integrity, "blob.size"),
-    422: (Integrity, "blob.hash"),
-}
-
-
-MAX_RETRY_AFTER_S = 60.0
-"""The longest pause that an answer may ask for."""
-
-
-class _Passing(Exception):  # caught within this module
-    """Something went wrong that trying again may cure, not before ``after`` seconds."""
-
-    def __init__(self, what: str, after: float = 0.0) -> None:
-        super().__init__(what)
-        self.after = after
 
 
 class BlobClient:
@@ -93,6 +82,7 @@ class BlobClient:
         self._trust_env = trust_env
         self._verify = verify
         self._http_client: httpx.AsyncClient | None = None
+        self._store = ObjectStore(clock, trust_env=trust_env)
         self.bytes_up = 0
         self.bytes_down = 0
         self.link_mbps = 0.0
@@ -100,6 +90,7 @@ class BlobClient:
 
     async def close(self) -> None:
         """Close all connections."""
+        await self._store.close()
         if self._http_client is not None:
             await self._http_client.aclose()
 
@@ -139,9 +130,11 @@ class BlobClient:
                 attempts=self._attempts,
             )
             self._note_link(blob.size - before, self._clock.monotonic() - began)
+            await self._say_fetched()
             if await asyncio.to_thread(sha256_of, path) == blob.sha256:
                 return
             _remove(path)
+            self._store.avoid()  # if it was the store that gave other bytes
             if last:
                 raise Integrity(
                     "blob.hash",
@@ -162,45 +155,93 @@ class BlobClient:
             have = -1
         if have == blob.size:
             return
+        have = max(0, have)
         headers = self._headers(job_id)
-        if have > 0:
+        if have:
             headers["Range"] = f"bytes={have}-"
-        async with self._get(f"/api/v1/blobs/{blob.sha256}", headers) as answer:
-            if answer.status_code == 416:
-                _remove(path)
-                raise _Passing("the range was refused")
-            if answer.status_code not in (200, 206):
-                await self._refuse(answer)
-            start = _range_start(answer) if answer.status_code == 206 else 0
-            if start not in (0, have):
-                raise _Passing(f"the answer starts at byte {start}, not {have}")
-            await self._collect(answer, blob, path, start)
+        if self._store.usable:
+            headers[FOLLOW_HEADER] = "1"
+        address = f"/api/v1/blobs/{blob.sha256}"
+        async with (await self._http()).stream("GET", address, headers=headers) as answer:
+            sent_on = answer.next_request
+            if sent_on is None:
+                if answer.status_code not in (200, 206, 416):
+                    await self._refuse(answer)
+                await self._collect(answer, blob, path, have)
+        if sent_on is not None:
+            await self._from_store(sent_on.url, blob, path, job_id, have)
         if _size(path) < blob.size:
-            raise _Passing("the body ended early")
+            raise Passing("the body ended early")
 
-    @contextlib.asynccontextmanager
-    async def _get(self, path: str, headers: dict[str, str]) -> AsyncGenerator[httpx.Response]:
-        """The answer to a GET; where the grid sends on to an object store, that one's."""
-        async with (await self._http()).stream("GET", path, headers=headers) as answer:
-            if answer.next_request is None:
-                yield answer
+    async def _from_store(
+        self, url: httpx.URL, blob: BlobRef, path: Path, job_id: str, have: int
+    ) -> None:
+        """The same from the object store that the grid sent us to. Whatever is wrong with it, the
+        grid's replicas have the bytes, too."""
+        moved = 0
+
+        def count(size: int) -> None:
+            nonlocal moved
+            moved += size
+
+        try:
+            async with self._store.get(url, have) as answer:
+                if answer.status_code not in (200, 206, 416):
+                    raise Passing(f"it answered {answer.status_code}")
+                await self._collect(answer, blob, path, have, count)
+        except httpx.TransportError as problem:
+            if not moved:  # one that gave something is gone on with at the next byte
+                self._store.avoid()
+            raise Passing(f"the object store: {problem or type(problem).__name__}") from problem
+        except (Integrity, Passing) as problem:
+            self._store.avoid()
+            raise Passing(f"the object store: {problem}") from problem
+        finally:
+            if moved:
+                self._store.owed.append((job_id, blob.sha256, min(moved, blob.size)))
+
+    async def _say_fetched(self) -> None:
+        """Tell the grid what came from the object store; if it is away, the next time."""
+        http = await self._http()
+        while self._store.owed:
+            owed = self._store.owed.popleft()
+            job_id, sha256, moved = owed
+            try:
+                answer = await http.post(
+                    f"/api/v1/blobs/{sha256}/fetched",
+                    json={"bytes": moved},
+                    headers=self._headers(job_id),
+                    timeout=CONNECT_S,  # the blob is here: nothing should wait for this
+                )
+            except httpx.TransportError:
+                self._store.owed.appendleft(owed)
                 return
-            elsewhere = answer.next_request
-        # The grid's CA vouches for the grid alone, and only the grid gets the token (httpx has
-        # taken it out for another host). What comes is judged by its hash.
-        elsewhere.headers.pop("Authorization", None)
-        async with httpx.AsyncClient(timeout=_TIMEOUT, trust_env=self._trust_env) as http:
-            answer = await http.send(elsewhere, stream=True, follow_redirects=True)
-            async with contextlib.aclosing(answer):
-                yield answer
+            if answer.status_code in PASSING:
+                self._store.owed.appendleft(owed)
+                return
 
-    async def _collect(self, answer: httpx.Response, blob: BlobRef, path: Path, start: int) -> None:
+    async def _collect(
+        self,
+        answer: httpx.Response,
+        blob: BlobRef,
+        path: Path,
+        have: int,
+        count: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        """Write the body of an answer to a request for everything from byte ``have`` on."""
+        if answer.status_code == 416:
+            _remove(path)
+            raise Passing("the range was refused")
+        start = range_start(answer) if answer.status_code == 206 else 0
+        if start not in (0, have):
+            raise Passing(f"the answer starts at byte {start}, not {have}")
         path.parent.mkdir(parents=True, exist_ok=True)
         size = start
         file = await asyncio.to_thread(path.open, "ab" if start else "wb")
         try:
             async for chunk in answer.aiter_bytes():  # as they come: a cut loses nothing
                 self.bytes_down += len(chunk)
+                count(len(chunk))
                 size += len(chunk)
                 if size > blob.size:
                     break
@@ -256,7 +297,7 @@ class BlobClient:
             elif answer.status_code not in (200, 204):
                 await self._refuse(answer)
             else:
-                state.offset = _offset(answer)
+                state.offset = offset(answer)
                 if state.offset > blob.size:
                     state.id = ""
         if not state.id:
@@ -266,7 +307,7 @@ class BlobClient:
                 return
             if answer.status_code != 201:
                 await self._refuse(answer)
-            state.id, state.offset = _upload_of(answer)
+            state.id, state.offset = upload_of(answer)
             state.inherited = False
             if state.begun is not None:
                 await state.begun(state.id)
@@ -278,12 +319,12 @@ class BlobClient:
                 f"/api/v1/blobs/uploads/{state.id}", content=content, headers=headers
             )
         if answer.status_code in (409, 404):
-            raise _Passing("the upload stands at another offset")
+            raise Passing("the upload stands at another offset")
         if answer.status_code == 204:
-            raise _Passing("the upload is not complete")
+            raise Passing("the upload is not complete")
         if answer.status_code in (400, 413, 422) and state.inherited:
             state.id = ""
-            raise _Passing("the upload that was begun earlier is of other bytes")
+            raise Passing("the upload that was begun earlier is of other bytes")
         if answer.status_code not in (200, 201):
             await self._refuse(answer)
 
@@ -320,7 +361,7 @@ class BlobClient:
             before = moved()
             try:
                 return await once()
-            except (_Passing, Unavailable, httpx.TransportError) as problem:
+            except (Passing, Unavailable, httpx.TransportError) as problem:
                 failures = 1 if moved() > before else failures + 1
                 if failures >= attempts:
                     raise Unavailable(
@@ -332,15 +373,15 @@ class BlobClient:
                     ) from problem
                 if failures == 1:
                     waits = full_jitter(self._rng)
-                after = problem.after if isinstance(problem, _Passing) else 0.0
+                after = problem.after if isinstance(problem, Passing) else 0.0
             await self._clock.sleep(max(next(waits), after))
 
     async def _refuse(self, answer: httpx.Response) -> None:
         """Raise what an answer other than the expected one means."""
         await answer.aread()
-        if answer.status_code in _PASSING:
-            raise _Passing(f"the grid answered {answer.status_code}", _retry_after(answer))
-        raise _error_of(answer)
+        if answer.status_code in PASSING:
+            raise Passing(f"the grid answered {answer.status_code}", retry_after(answer))
+        raise error_of(answer)
 
 
 class _Upload:
@@ -360,50 +401,6 @@ def _size(path: Path) -> int:
 
 def _remove(path: Path) -> None:
     path.unlink(missing_ok=True)
-
-
-def _retry_after(answer: httpx.Response) -> float:
-    text = answer.headers.get("Retry-After", "") if answer.status_code == 429 else ""
-    return min(float(text), MAX_RETRY_AFTER_S) if text.isdecimal() else 0.0
-
-
-def _range_start(answer: httpx.Response) -> int:
-    found = re.match(r"bytes (\d+)-", answer.headers.get("Content-Range", ""))
-    if found is None:
-        raise _Passing("a partial answer does not say where it starts")
-    return int(found[1])
-
-
-def _offset(answer: httpx.Response) -> int:
-    text = answer.headers.get("Upload-Offset", "")
-    if not text.isdecimal():
-        raise _Passing("the answer does not say where the upload stands")
-    return int(text)
-
-
-def _upload_of(answer: httpx.Response) -> tuple[str, int]:
-    try:
-        plain = answer.json()
-        return str(plain["upload_id"]), int(plain["offset"])
-    except (ValueError, KeyError, TypeError) as problem:
-        raise _Passing("the answer names no upload") from problem
-
-
-def _error_of(answer: httpx.Response) -> DistribAIError:
-    """The error of a final refusal, from its problem+json where there is one."""
-    try:
-        plain = answer.json()
-    except ValueError:
-        plain = {}
-    plain = plain if isinstance(plain, dict) else {}
-    kind, code = _REFUSALS.get(answer.status_code, (Unavailable, "grid.unreachable"))
-    said = str(plain.get("code", ""))
-    message = str(plain.get("detail") or plain.get("title") or "")
-    return kind(
-        said if said in errors.CODES else code,
-        message or f"The grid answered {answer.status_code} to {answer.request.method}.",
-        str(plain.get("hint", "")),
-    )
 
 
 class Fetcher:

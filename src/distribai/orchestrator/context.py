@@ -17,6 +17,7 @@ from distribai.orchestrator.metrics import Metrics
 from distribai.sections import OrchestratorSettings
 from distribai.store.blobs import BlobStore
 from distribai.store.engine import Database
+from distribai.store.presigning import Presigner
 
 Counted = dict[tuple[str, str, str, str], list[int]]
 """Bytes [up, down] by (job, node, kind, blob's SHA-256)."""
@@ -64,6 +65,7 @@ class Grid:
     ask; ``sleep`` slows who asks too often. ``ca_pem`` is the CA that this process's certificate is
     signed by; empty without TLS, or with a certificate that everybody trusts. ``join_link``
     is what contributors paste, with the grid's standing invite; empty until this process listens.
+    ``presigner`` sends who asks for a blob on to the object store; None: all passes through here.
     """
 
     db: Database
@@ -86,6 +88,7 @@ class Grid:
     limits: Limits = field(init=False)
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     ca_pem: str = ""
+    presigner: Presigner | None = None
 
     def __post_init__(self) -> None:
         """Set up what follows from the settings."""

@@ -37,6 +37,7 @@ from distribai.store.blobs import BlobStore
 from distribai.store.engine import Database
 from distribai.store.lock import FileLock
 from distribai.store.migrate import migrate
+from distribai.store.presigning import presigner
 from distribai.store.statements import fleet
 from distribai.wire.options import SERVER_OPTIONS
 from distribai.wire.v1 import distribai_pb2 as pb
@@ -152,6 +153,9 @@ class Orchestrator:
             entropy=os.urandom,
             grid_id=await _grid_id(db),
             holder=make_id("ses", os.urandom(RANDOM_BYTES)),
+            presigner=presigner(
+                self.settings.blob_place, self.settings.presign, self.settings.public_blobs
+            ),
         )
         db.observe = self.grid.metrics.transaction
         await liveness.after_start(self.grid)

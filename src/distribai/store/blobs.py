@@ -31,6 +31,7 @@ from obstore.store import LocalStore, S3Store
 from distribai import durable, points
 from distribai.core.spec import BlobRef
 from distribai.errors import Integrity, NotFound, Unavailable
+from distribai.store.s3 import RETRIES, is_bucket, open_bucket
 from distribai.store.uploads import Uploads
 
 READ_CHUNK = 1 << 20
@@ -129,31 +130,24 @@ class BlobStore:
         max_bytes: int,
         entropy: Callable[[int], bytes] = os.urandom,
         s3: Mapping[str, str] | None = None,
-        retries: int = 4,
+        retries: int = RETRIES,
     ) -> BlobStore:
         """Open a directory, or ``s3://bucket/prefix``.
 
         S3 takes its credentials, region and endpoint from the usual ``AWS_*`` variables
-        (``AWS_ENDPOINT_URL`` for another service than Amazon's); ``s3`` overrides them, with
-        obstore's names (``endpoint``, ``region``, ``access_key_id``, ...). A request that fails for
-        a reason that may pass is tried ``retries`` times more. Nothing is contacted yet.
+        (``AWS_ENDPOINT_URL`` for another service than Amazon's); ``s3`` overrides them
+        (``store.s3``). A request that fails for a reason that may pass is tried ``retries`` times
+        more. Nothing is contacted yet.
 
         Raises:
             Unavailable: the directory cannot be made, or the S3 settings are impossible.
         """
-        if str(target).startswith("s3://"):
-            endpoint = (s3 or {}).get("endpoint") or os.environ.get("AWS_ENDPOINT_URL", "")
-            plain_http = endpoint.startswith("http://")
-            with _store_errors("open"):
-                bucket = S3Store.from_url(
-                    str(target),
-                    config=dict(s3 or {}),  # type: ignore[arg-type]  # keys are the caller's
-                    client_options={"allow_http": True} if plain_http else None,
-                    retry_config={"max_retries": retries},
-                )
+        if is_bucket(target):
+            with store_errors("open"):
+                bucket = open_bucket(str(target), s3 or {}, retries=retries)
             return cls(bucket, staging, root=None, max_bytes=max_bytes, entropy=entropy)
         root = Path(target)
-        with _store_errors("open"):
+        with store_errors("open"):
             root.mkdir(parents=True, exist_ok=True)
         return cls(
             LocalStore(root), staging, root=root.resolve(), max_bytes=max_bytes, entropy=entropy
@@ -176,7 +170,7 @@ class BlobStore:
         """Store a small blob (a manifest) and name it."""
         ref = BlobRef(hashlib.sha256(data).hexdigest(), len(data))
         path = self._scratch / uuid.uuid4().hex
-        with _store_errors("write"):
+        with store_errors("write"):
             await asyncio.to_thread(path.write_bytes, data)
         await self._promote(path, ref, "blob.bytes")
         return ref
@@ -204,7 +198,7 @@ class BlobStore:
             NotFound: there is no such blob.
         """
         key = blob_key(sha256)
-        with _store_errors("read", sha256):
+        with store_errors("read", sha256):
             found = await obstore.head_async(self._store, key)
         return StoredBlob(BlobRef(sha256, int(found["size"])), found["last_modified"])
 
@@ -214,7 +208,7 @@ class BlobStore:
         Raises:
             Unavailable: the store fails; there may be more.
         """
-        with _store_errors("list"):
+        with store_errors("list"):
             async for batch in obstore.list(self._store, prefix="sha256"):
                 for found in batch:
                     name = str(found["path"]).rpartition("/")[2]
@@ -226,7 +220,7 @@ class BlobStore:
     async def delete(self, sha256: str) -> None:
         """Delete a blob; one that is not there is no error."""
         try:
-            with _store_errors("delete", sha256):
+            with store_errors("delete", sha256):
                 await obstore.delete_async(self._store, blob_key(sha256))
         except NotFound:
             return
@@ -256,7 +250,7 @@ class BlobStore:
         stop = size if stop is None else min(stop, size)
         if start >= stop:
             return
-        with _store_errors("read", sha256):
+        with store_errors("read", sha256):
             result = await obstore.get_async(
                 self._store, blob_key(sha256), options={"range": (start, stop)}
             )
@@ -276,7 +270,7 @@ class BlobStore:
         """
         if self._root is not None:
             path = self._root / blob_key(ref.sha256)
-            with _store_errors("read", ref.sha256):
+            with store_errors("read", ref.sha256):
                 found = await asyncio.to_thread(hash_file, path)
             check_blob(found, ref, f"blob {ref.sha256[:12]}")
             yield path
@@ -299,7 +293,7 @@ class BlobStore:
     async def _promote(self, path: Path, ref: BlobRef, point: str) -> None:
         """Move a file whose hash is known to be ``ref``'s into the store."""
         key = blob_key(ref.sha256)
-        with _store_errors("write"):
+        with store_errors("write"):
             if self._root is not None:
                 await asyncio.to_thread(_promote_local, path, self._root / key, point)
                 return
@@ -383,7 +377,7 @@ def _make_directory(path: Path) -> None:
 
 
 @contextmanager
-def _store_errors(doing: str, sha256: str = "") -> Iterator[None]:
+def store_errors(doing: str, sha256: str = "") -> Iterator[None]:
     """Say in our words what the store or the disk said."""
     try:
         yield

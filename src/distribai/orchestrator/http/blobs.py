@@ -7,7 +7,8 @@ sent, and what its organizations' jobs have made. All else is as unknown as what
 An upload: ``POST /blobs`` with hash and size (done when the blob is there already), then ``PATCH``
 the bytes at the offset so far, in as many requests as it takes; ``HEAD`` tells the offset after a
 broken connection. Bytes between nodes and this process are counted to the job that the header
-``X-DistribAI-Job`` names.
+``X-DistribAI-Job`` names; those that a node fetched from the object store, where it was sent, are
+counted as it says (``core.direct``).
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from starlette.requests import ClientDisconnect, Request
 
 from distribai.core.people import Principal, Scope
 from distribai.core.spec import BlobRef
-from distribai.errors import DistribAIError, NotFound
+from distribai.errors import DistribAIError, NotFound, UsageError
 from distribai.orchestrator import traffic
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.fleet import supplies
 from distribai.orchestrator.http import problems
 from distribai.orchestrator.http.parameters import IdempotencyKey
-from distribai.orchestrator.http.ranges import RANGES, blob_response
+from distribai.orchestrator.http.ranges import RANGES, FollowHeader, blob_response
 from distribai.orchestrator.http.security import Access, Caller, GridOf, allow
 from distribai.orchestrator.idempotency import Key, key_for, made_before, stand_for
 from distribai.orchestrator.people import admission, sight
@@ -58,6 +59,14 @@ class BeginUpload(BaseModel):
 
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     size: Annotated[int, Field(ge=0)]
+
+
+class Fetched(BaseModel):
+    """What one answer of the object store came to."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    bytes: Annotated[int, Field(ge=0)]
 
 
 class UploadState(BaseModel):
@@ -197,13 +206,40 @@ async def append_upload(
 )
 @allow(Access.READERS)
 async def fetch_blob(
-    sha256: str, request: Request, grid: GridOf, caller: Caller, job: JobHeader = ""
+    sha256: str,
+    request: Request,
+    grid: GridOf,
+    caller: Caller,
+    job: JobHeader = "",
+    follow: FollowHeader = "",
 ) -> Response:
     """The bytes, or one ``Range`` of them. Hash them again: the name is the promise."""
     ref = await _readable(grid, caller, sha256, job)
     return await blob_response(
-        request, grid.blobs, ref, sent=lambda n: _count(grid, caller, job, sha256, down=n)
+        request,
+        grid.blobs,
+        ref,
+        sent=lambda n: _count(grid, caller, job, sha256, down=n),
+        presigner=grid.presigner if follow else None,
     )
+
+
+@router.post("/{sha256}/fetched", summary="Say what came from the object store", status_code=204)
+@allow(Access.READERS)
+async def say_fetched(
+    sha256: str, body: Fetched, grid: GridOf, caller: Caller, job: JobHeader = ""
+) -> None:
+    """For the job's byte accounts: a node was sent to the object store, and this many bytes of the
+    blob came from there in one answer. Accounts' bytes count to no job."""
+    ref = await _readable(grid, caller, sha256, job)
+    if body.bytes > ref.size:
+        raise UsageError(
+            "usage.invalid",
+            f"The blob has {ref.size} bytes, so {body.bytes} cannot have come in one answer.",
+            "Say what came of each answer by itself.",
+            field="bytes",
+        )
+    _count(grid, caller, job, sha256, down=body.bytes)
 
 
 @router.head(

@@ -1,16 +1,20 @@
-"""Answering with a blob: whole or one byte range, with its hash as the entity tag (RFC 9110)."""
+"""Answering with a blob: whole or one byte range, with its hash as the entity tag (RFC 9110); or
+with where the object store has it."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
+from fastapi import Header
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from distribai.core.direct import FOLLOW_HEADER, SMALL
 from distribai.core.spec import BlobRef
 from distribai.store.blobs import BlobStore
+from distribai.store.presigning import Presigner
 
 _RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
 
@@ -20,9 +24,20 @@ RANGES: dict[int | str, dict[str, Any]] = {
     200: {"description": "All bytes.", "content": _BYTES},
     206: {"description": "The range asked for.", "content": _BYTES},
     304: {"description": "The ETag still holds."},
+    307: {"description": "Fetch it there, with the same Range and without credentials."},
     416: {"description": "The range lies outside the blob."},
 }
 """What a route that answers with a blob may say, for the description."""
+
+
+FollowHeader = Annotated[
+    str,
+    Header(
+        alias=FOLLOW_HEADER,
+        description="1: may be answered with 307, to the object store that has the bytes.",
+        pattern="^1?$",
+    ),
+]
 
 
 class Unsatisfiable(Exception):
@@ -61,8 +76,11 @@ async def blob_response(
     *,
     headers: Mapping[str, str] | None = None,
     sent: Callable[[int], None] = lambda _: None,
+    presigner: Presigner | None = None,
 ) -> Response:
-    """GET or HEAD of a blob that exists. ``sent`` is told the bytes that really went out, once."""
+    """GET or HEAD of a blob that exists. ``sent`` is told the bytes that really went out, once.
+    ``presigner`` sends the asker to the object store, unless it wants a few bytes only; the answer
+    then has the entity tag, and the store's own is to be ignored."""
     tag = f'"{ref.sha256}"'
     base = {
         "ETag": tag,
@@ -84,6 +102,10 @@ async def blob_response(
         if asked is not None:
             start, stop, status = *asked, 206
             base["Content-Range"] = f"bytes {start}-{stop - 1}/{ref.size}"
+    if presigner is not None and request.method == "GET" and stop - start >= SMALL:
+        # Whoever else reads the address could fetch the blob: it is kept nowhere.
+        there = {"Location": await presigner.address(ref.sha256), "Cache-Control": "no-store"}
+        return Response(status_code=307, headers={**(headers or {}), "ETag": tag, **there})
     base["Content-Length"] = str(stop - start)
     media = "application/octet-stream"
     if request.method == "HEAD":

@@ -14,7 +14,7 @@ from distribai.core.people import Scope
 from distribai.core.states import TaskState
 from distribai.errors import Conflict, Unavailable
 from distribai.orchestrator.http.parameters import IdempotencyKey
-from distribai.orchestrator.http.ranges import RANGES, blob_response
+from distribai.orchestrator.http.ranges import RANGES, FollowHeader, blob_response
 from distribai.orchestrator.http.security import (
     Access,
     AskAgain,
@@ -60,7 +60,11 @@ class GenerateBody(BaseModel):
 )
 @allow(Access.VIEWERS)
 async def fetch_weights(
-    job_id: SeenJob, request: Request, grid: GridOf, version: VersionQuery = None
+    job_id: SeenJob,
+    request: Request,
+    grid: GridOf,
+    version: VersionQuery = None,
+    follow: FollowHeader = "",
 ) -> Response:
     """The safetensors of one version (the latest by default). ``ETag`` is the file's SHA-256,
     ``X-DistribAI-Version`` the version; ``Range`` works."""
@@ -75,6 +79,7 @@ async def fetch_weights(
             "Content-Disposition": f'attachment; filename="{safe}-v{number}.safetensors"',
             "X-DistribAI-Version": str(number),
         },
+        presigner=grid.presigner if follow else None,
     )
 
 
