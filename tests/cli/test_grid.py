@@ -1,4 +1,4 @@
-"""``distribai grid backup | restore`` as it is typed."""
+"""``distribai grid backup | restore | migrate`` as it is typed."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from alembic import command
 
+from distribai.cli import migrate
 from distribai.config import Home
 from distribai.core.spec import BlobRef
 from distribai.orchestrator.fleet import tokens
 from distribai.orchestrator.secrets import hash_secret
 from distribai.store.blobs import BlobStore
 from distribai.store.engine import Database
-from distribai.store.migrate import migrate
+from distribai.store.migrate import alembic_config
+from distribai.store.migrate import migrate as migrate_schema
 from distribai.store.statements import fleet, records
 from tests.cli.conftest import Run
 from tests.store.databases import add_old_operator_token
@@ -34,7 +37,7 @@ def state(home: Path) -> Path:
     async def make() -> None:
         path.mkdir(parents=True)
         db = Database(f"sqlite:///{path / 'grid.sqlite3'}", durable=False)
-        await migrate(db)
+        await migrate_schema(db)
         await tokens.ensure_invite(db, path, os.urandom)
         blobs = BlobStore.open(path / "blobs", path / "staging", max_bytes=1 << 24)
         ref: BlobRef = await blobs.put_bytes(BLOB)
@@ -97,6 +100,66 @@ def test_what_cannot_be_done_says_why_and_what_to_try(offline: Run, state: Path)
     torn = offline("grid", "restore", "saved", "--check")
     assert torn.status == 6
     assert "code: grid.backup" in torn.err
+
+
+def test_a_grid_moves_to_another_place_in_one_command(
+    offline: Run, state: Path, tmp_path: Path
+) -> None:
+    to = ["--to-db", f"sqlite:///{tmp_path / 'other.sqlite3'}", "--to-blobs", str(tmp_path / "b")]
+    would = offline("grid", "migrate", *to, "--check")
+    assert would.status == 0, would.err
+    assert "grid_of_this_test" in would.out
+    assert "would be moved" in would.out
+    assert not (tmp_path / "other.sqlite3").exists()
+    done = offline("grid", "migrate", *to)
+    assert done.status == 0, done.err
+    assert "1 blob (1.0 MB) copied now, all read back" in done.out
+    assert f"orchestrator start --state-dir {state} --db {to[1]} --blobs {to[3]}" in done.out
+    assert not (state / "operator-token").exists(), "the same state directory is as it was"
+    again = offline("grid", "migrate", *to)
+    assert again.status == 5
+    assert "code: grid.not_empty" in again.err
+    here = offline("grid", "backup", "saved", "--db", to[1], "--blobs", to[3], "--json").json
+    assert here["copied_blobs"] == 1
+    elsewhere = offline("grid", "migrate", "--to-state-dir", "new", "--json").json
+    assert (elsewhere["copied_blobs"], elsewhere["lost"]) == (1, [])
+    assert elsewhere["to"]["db"] == f"sqlite:///{tmp_path / 'new' / 'grid.sqlite3'}"
+    assert (tmp_path / "new" / "operator-token").read_text() == "dop_secret\n"
+
+
+def test_a_password_of_a_database_is_not_shown(offline: Run, state: Path) -> None:
+    nowhere = "postgresql://grid:secret@127.0.0.1:1/grid"
+    refused = offline("grid", "migrate", "--to-db", nowhere)
+    assert refused.status == 8
+    assert "code: grid.database" in refused.err
+    assert "secret@" not in refused.err
+    assert "***" in migrate._without_password(nowhere)
+
+
+def test_a_schema_is_brought_up_to_date_or_only_looked_at(
+    offline: Run, home: Path, tmp_path: Path
+) -> None:
+    place = ["--db", f"sqlite:///{tmp_path / 'old.sqlite3'}"]
+    none = offline("grid", "migrate", *place)
+    assert none.status == 3
+    assert "code: grid.missing" in none.err
+
+    async def make() -> None:
+        db = Database(place[1], durable=False)
+        async with db.write() as tx:
+            await tx.conn.run_sync(lambda c: command.upgrade(alembic_config(c), "0001"))
+        await db.close()
+
+    asyncio.run(make())
+    for _ in range(2):
+        would = offline("grid", "migrate", *place, "--check")
+        assert "would be brought from 0001" in would.out
+        assert "    0002  " in would.out
+    steps = offline("grid", "migrate", *place, "--check", "--json").json["steps"]
+    done = offline("grid", "migrate", *place, "--json").json
+    assert (done["revision"], done["done"], done["steps"]) == ("0001", True, steps)
+    assert [step["revision"] for step in steps][-1] == done["newest"]
+    assert "nothing to do" in offline("grid", "migrate", *place).out
 
 
 @pytest.mark.skipif(os.name != "posix", reason="limits of a process are POSIX")

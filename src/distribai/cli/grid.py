@@ -1,57 +1,24 @@
-"""``distribai grid``: keys, invites and policies; save a whole grid, and bring it back."""
+"""``distribai grid``: keys, invites and policies; save a whole grid, bring it back, move it."""
 
 from __future__ import annotations
 
-import sys
-import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from distribai.cli import audit, invites, keys, output, rules
+from distribai.cli import audit, invites, keys, migrate, output, rules
+from distribai.cli.places import Line, Place, figures, operator_token, words_of
 
-if TYPE_CHECKING:
-    from distribai.config import Settings
-    from distribai.orchestrator.backup import BackupManifest, Progress
-
-app = App(name="grid", help="Keys, invites, policies, the audit feed; save a grid and restore it.")
+app = App(
+    name="grid", help="Keys, invites, policies, the audit feed; save a grid, restore it, move it."
+)
 app.command(keys.app)
 app.command(invites.app)
 app.command(rules.policy)
 app.command(rules.quota)
 app.command(audit.audit)
-
-LINE_S = 10.0
-"""Seconds between lines of progress where nobody watches a terminal."""
-
-
-@Parameter(name="*")
-@dataclass(frozen=True)
-class Place:
-    """Where the grid is, as ``orchestrator start`` is told."""
-
-    state_dir: Annotated[Path | None, Parameter(help="The orchestrator's state directory.")] = None
-    db: Annotated[
-        str | None, Parameter(help="SQLAlchemy URL.  [default: SQLite in the state directory]")
-    ] = None
-    blobs: Annotated[
-        str | None,
-        Parameter(help="Directory or s3://bucket/prefix.  [default: in the state directory]"),
-    ] = None
-
-    def settings(self) -> Settings:
-        """All settings, with these."""
-        from distribai import config
-
-        return config.load(
-            {
-                "orchestrator.state_dir": self.state_dir,
-                "orchestrator.db": self.db,
-                "orchestrator.blobs": self.blobs,
-            }
-        )
+app.command(migrate.migrate)
 
 
 @app.command
@@ -77,12 +44,12 @@ def backup(
     settings = (place or Place()).settings()
     from distribai.orchestrator.backup import back_up
 
-    with _Line() as line:
+    with Line() as line:
         saved = asyncio.run(
             back_up(
                 settings.orchestrator(),
                 out_dir,
-                secrets=_operator_token(settings),
+                secrets=operator_token(settings),
                 incomplete=incomplete,
                 told=line.told,
             )
@@ -91,7 +58,7 @@ def backup(
     if as_json:
         output.document(
             {
-                **_figures(saved.manifest),
+                **figures(saved.manifest),
                 "copied_blobs": copied.blobs,
                 "copied_bytes": copied.bytes,
                 "lost": list(saved.manifest.lost),
@@ -99,7 +66,7 @@ def backup(
         )
         return
     output.data(
-        f"{_words(saved.manifest)} saved in {out_dir}; "
+        f"{words_of(saved.manifest)} saved in {out_dir}; "
         f"{output.plural(copied.blobs, 'blob')} ({output.size(copied.bytes)}) copied now."
     )
     for sha256, why in sorted(copied.lost.items()):
@@ -121,26 +88,26 @@ def restore(
     """Bring a grid back from a backup, where no grid is yet.
 
     Everything is checked by its hash first. The database and the blobs may be of another kind than
-    before: this is also how a grid moves to PostgreSQL, to S3, or to another machine. Afterwards
-    start the orchestrator on it; never run the old one beside it.
+    before: this is also how a grid moves to another machine. Afterwards start the orchestrator on
+    it; never run the old one beside it.
     """
     import asyncio
 
     settings = (place or Place()).settings().orchestrator()
     from distribai.orchestrator.backup import check_backup, restore
 
-    with _Line() as line:
+    with Line() as line:
         if check:
             manifest = asyncio.run(check_backup(backup_dir, line.told))
         else:
             manifest = asyncio.run(restore(settings, backup_dir, told=line.told)).manifest
     if as_json:
-        output.document({**_figures(manifest), "lost": list(manifest.lost)})
+        output.document({**figures(manifest), "lost": list(manifest.lost)})
         return
     if check:
-        output.data(f"The backup is whole: {_words(manifest)}.")
+        output.data(f"The backup is whole: {words_of(manifest)}.")
     else:
-        output.data(f"{_words(manifest)} restored.")
+        output.data(f"{words_of(manifest)} restored.")
         output.data(
             "Start it with `distribai orchestrator start` and the same --state-dir, --db and "
             "--blobs. Nodes need its new join link only if its address has changed."
@@ -176,72 +143,3 @@ def orphans(*, place: Place | None = None, as_json: output.Json = False) -> None
         )
     total = sum(b.ref.size for b in found)
     output.note(f"{output.plural(len(found), 'blob')} ({output.size(total)}) that nothing names")
-
-
-def _operator_token(settings: Settings) -> dict[str, str]:
-    """The token that ``orchestrator start`` left for the commands, if it is this grid's: a restored
-    grid tells it at its first start, or nobody could operate it on another machine."""
-    from distribai.cli.connection import read_credentials
-
-    found = read_credentials(settings.home)
-    if found is None or found.state_dir != str(settings.orchestrator().state_dir):
-        return {}
-    return {"operator-token": f"{found.token}\n"}
-
-
-def _figures(manifest: BackupManifest) -> dict[str, object]:
-    return {
-        "grid_id": manifest.grid_id,
-        "software": manifest.software,
-        "revision": manifest.revision,
-        "taken_at": manifest.taken_at,
-        "rows": sum(part.lines for part in manifest.tables.values()),
-        "jobs": manifest.tables["jobs"].lines,
-        "versions": manifest.tables["versions"].lines,
-        "blobs": manifest.blobs.lines,
-        "blob_bytes": manifest.blob_bytes,
-    }
-
-
-def _words(manifest: BackupManifest) -> str:
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.taken_at))
-    return (
-        f"The grid {manifest.grid_id} as of {when} "
-        f"({output.plural(manifest.tables['jobs'].lines, 'job')}, "
-        f"{output.plural(manifest.tables['versions'].lines, 'version')}, "
-        f"{output.plural(manifest.blobs.lines, 'blob')}, {output.size(manifest.blob_bytes)})"
-    )
-
-
-class _Line:
-    """Progress on stderr: one line that changes on a terminal, else a line now and then."""
-
-    def __init__(self) -> None:
-        self._live = sys.stderr.isatty()
-        self._next = time.monotonic() + (0.0 if self._live else LINE_S)
-        self._open = False
-
-    def __enter__(self) -> _Line:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._open:
-            sys.stderr.write("\n")
-
-    def told(self, progress: Progress) -> None:
-        """How far it is."""
-        now = time.monotonic()
-        if now < self._next:
-            return
-        self._next = now + (0.2 if self._live else LINE_S)
-        if progress.what == "rows":
-            text = f"rows: {progress.done}" + (f" of {progress.total}" if progress.total else "")
-        else:
-            share = 100 * progress.done // max(progress.total, 1)
-            text = f"{progress.what}: {share}% of {output.size(progress.total)}"
-        if self._live:
-            sys.stderr.write(f"\r{text:<60}")
-            sys.stderr.flush()
-            self._open = True
-        else:
-            output.note(text)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import and_, case, exists, or_, select, update
+from sqlalchemy import and_, case, exists, func, or_, select, update
 
 from distribai.core.states import TaskState
 from distribai.store.engine import AnyRow, Tx
@@ -41,6 +41,11 @@ async def drop_duties(tx: Tx, holder: str | None) -> None:
     knows that all of them are dead."""
     statement = update(duties).values(lease_until=tx.now)
     await tx.run(statement if holder is None else statement.where(duties.c.holder == holder))
+
+
+async def held_until(tx: Tx) -> float:
+    """When the last lease of a duty ends or has ended; 0 when there never was one."""
+    return float(await tx.scalar(select(func.max(duties.c.lease_until))) or 0.0)
 
 
 async def lease_task(

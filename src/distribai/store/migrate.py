@@ -1,11 +1,14 @@
-"""Bring a database's schema to this program's, at every start."""
+"""Bring a database's schema to this program's: at every start, or when the operator says so."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from alembic.util.exc import CommandError
 from sqlalchemy import Connection, func, select, text
 
@@ -26,6 +29,44 @@ def alembic_config(connection: Connection) -> Config:
     config.set_main_option("path_separator", "os")
     config.attributes["connection"] = connection
     return config
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One revision that a database has not yet: its number and what it is about."""
+
+    revision: str
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """Where a database stands: its ``revision`` (empty: it holds no grid), this program's newest
+    one, and the steps between, in their order."""
+
+    revision: str
+    newest: str
+    steps: tuple[Step, ...]
+
+
+async def schema_of(tx: Tx) -> Schema:
+    """Where a database stands; changes nothing.
+
+    Raises:
+        Conflict: ``grid.schema``: a newer program has been here.
+    """
+    return await tx.conn.run_sync(_schema)
+
+
+def _schema(connection: Connection) -> Schema:
+    scripts = ScriptDirectory.from_config(alembic_config(connection))
+    revision = MigrationContext.configure(connection).get_current_revision() or ""
+    newest = scripts.get_current_head() or ""
+    try:
+        path = list(scripts.iterate_revisions(newest, revision or "base"))
+    except CommandError as problem:
+        raise _newer(problem) from problem
+    return Schema(revision, newest, tuple(Step(s.revision, s.doc) for s in reversed(path)))
 
 
 async def migrate(db: Database) -> None:
@@ -56,8 +97,12 @@ def _upgrade(connection: Connection) -> None:
     try:
         command.upgrade(alembic_config(connection), "head")
     except CommandError as problem:
-        raise Conflict(
-            "grid.schema",
-            f"The database was made by another version of DistribAI: {problem}.",
-            "Run the version that it was last used with, or a newer one.",
-        ) from problem
+        raise _newer(problem) from problem
+
+
+def _newer(problem: CommandError) -> Conflict:
+    return Conflict(
+        "grid.schema",
+        f"The database was made by another version of DistribAI: {problem}.",
+        "Run the version that it was last used with, or a newer one.",
+    )

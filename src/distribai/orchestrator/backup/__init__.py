@@ -1,4 +1,5 @@
-"""A grid in a directory: saved while it runs, restored anywhere, on either database and store.
+"""A grid in a directory: saved while it runs, restored anywhere, on either database and store; or
+moved without the directory (``moving``), or only brought to the newest schema (``upgrading``).
 
 A backup is logical, so it also moves a grid from SQLite to PostgreSQL, from files to S3, and back::
 
@@ -16,15 +17,21 @@ directory stays one, and a directory without it holds none.
 
 from distribai.orchestrator.backup.format import BackupManifest, Progress, Told
 from distribai.orchestrator.backup.loading import Restored, check_backup, restore
+from distribai.orchestrator.backup.moving import Moved, move, survey
 from distribai.orchestrator.backup.saving import Saved, back_up
+from distribai.orchestrator.backup.upgrading import upgrade_schema
 
 __all__ = [
     "BackupManifest",
+    "Moved",
     "Progress",
     "Restored",
     "Saved",
     "Told",
     "back_up",
     "check_backup",
+    "move",
     "restore",
+    "survey",
+    "upgrade_schema",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 
@@ -94,6 +95,41 @@ async def _copy(source: BlobStore, target: BlobStore, ref: BlobRef, copied: Copi
         return
     copied.blobs += 1
     copied.bytes += ref.size
+
+
+async def find_damaged(store: BlobStore, wanted: Mapping[str, int], told: Told) -> dict[str, str]:
+    """Read ``wanted`` (size in bytes by SHA-256) back, and tell by SHA-256 what is wrong with those
+    that are not what they are named.
+
+    Raises:
+        Unavailable: the store cannot give them now.
+    """
+    wrong: dict[str, str] = {}
+    done, total = 0, sum(wanted.values())
+    names = list(wanted)
+    for at in range(0, len(names), AT_ONCE):
+        batch = names[at : at + AT_ONCE]
+        for sha256, found in zip(
+            batch, await asyncio.gather(*(_hash(store, sha256) for sha256 in batch)), strict=True
+        ):
+            if found is None:
+                wrong[sha256] = "it is not there"
+            elif found != BlobRef(sha256, wanted[sha256]):
+                wrong[sha256] = f"its {found.size} bytes have the SHA-256 {found.sha256[:12]}"
+            done += wanted[sha256]
+        told(Progress("checked", done, total))
+    return wrong
+
+
+async def _hash(store: BlobStore, sha256: str) -> BlobRef | None:
+    digest, size = hashlib.sha256(), 0
+    try:
+        async for chunk in store.read(sha256):
+            await asyncio.to_thread(digest.update, chunk)
+            size += len(chunk)
+    except NotFound:
+        return None
+    return BlobRef(digest.hexdigest(), size)
 
 
 class _Reading:

@@ -1,13 +1,16 @@
-"""The stores of a grid that is there, for commands that work beside its orchestrator."""
+"""The stores of a grid that is there, for commands that work beside its orchestrator, or instead of
+it."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
-from distribai.errors import NotFound
+from distribai.errors import Conflict, NotFound
 from distribai.sections import OrchestratorSettings
+from distribai.store import leases
 from distribai.store.engine import Database
+from distribai.store.lock import FileLock
 
 
 @asynccontextmanager
@@ -26,6 +29,45 @@ async def existing(settings: OrchestratorSettings) -> AsyncIterator[Database]:
         yield db
     finally:
         await db.close()
+
+
+@contextmanager
+def closed(db: Database) -> Iterator[None]:
+    """Keep orchestrators away from an SQLite file as long as the block runs.
+
+    Raises:
+        Conflict: ``grid.locked``: one runs on it.
+    """
+    if db.dialect != "sqlite":
+        yield
+        return
+    lock = FileLock(db.path)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+async def check_resting(db: Database) -> None:
+    """Refuse a PostgreSQL on which a replica works: it holds leases of duties. (On an SQLite file
+    :func:`closed` tells, and old leases are those of a dead process.)
+
+    Raises:
+        Conflict: ``grid.locked``.
+    """
+    if db.dialect == "sqlite":
+        return
+    async with db.read() as tx:
+        until = await leases.held_until(tx)
+        now = tx.now
+    if until > now:
+        raise Conflict(
+            "grid.locked",
+            "An orchestrator is at work on this grid: it holds the lease of a duty for another "
+            f"{until - now:.0f} s.",
+            "Stop every replica first. After one that was killed, wait until its leases have run "
+            "out, half a minute at most.",
+        )
 
 
 def no_grid(why: str) -> NotFound:

@@ -103,70 +103,100 @@ async def restore(
             ``blob.store``: the new grid's stores cannot take it.
     """
     layout = Layout(source)
-    async with _target(settings) as db:
+    async with empty_place(settings) as db:
         manifest = await check_backup(source, told)
-        _check_files(settings.state_dir, layout, manifest)
-        with _staging(settings.state_dir) as staging:
+        check_files(settings.state_dir, layout, manifest.snapshot, manifest.files)
+        with staging_in(settings.state_dir) as staging:
             copied = await _copy_blobs(settings, layout, manifest, staging, told)
-        for name in manifest.files:
-            data = layout.file(manifest.snapshot, name).read_bytes()
-            durable.write(settings.state_dir / name, data, point="restore.file", mode=0o600)
-        db.not_before(manifest.taken_at)
-        try:
-            async with db.write() as tx:
-                if tx.dialect == "postgresql":
-                    await tx.run(text("SELECT pg_advisory_xact_lock(:k)"), {"k": MIGRATION_LOCK})
-                await _check_empty(tx, tables_of(manifest.revision))
-                count = await _insert(tx, layout, manifest, told)
-                await _settle(tx, manifest)
-        except DBAPIError as problem:
-            first = str(problem.orig).splitlines()[0]
-            raise damaged(layout.snapshots / manifest.snapshot, first) from problem
+        put_files(settings.state_dir, layout, manifest)
+        count = await fill(db, layout, manifest, told)
     return Restored(manifest, count, copied)
+
+
+async def fill(db: Database, layout: Layout, manifest: BackupManifest, told: Told) -> int:
+    """Make an empty database the grid's, in one transaction; how many rows it got. Each table must
+    end up with as many as the backup has.
+
+    Raises:
+        Conflict: ``grid.not_empty``.
+        Integrity: ``grid.backup``: the rows contradict each other, or some are missing.
+        Unavailable: ``grid.database``.
+    """
+    db.not_before(manifest.taken_at)
+    try:
+        async with db.write() as tx:
+            if tx.dialect == "postgresql":
+                await tx.run(text("SELECT pg_advisory_xact_lock(:k)"), {"k": MIGRATION_LOCK})
+            await check_empty(tx, tables_of(manifest.revision))
+            count = await _insert(tx, layout, manifest, told)
+            await _settle(tx, manifest)
+    except DBAPIError as problem:
+        first = str(problem.orig).splitlines()[0]
+        raise damaged(layout.snapshots / manifest.snapshot, first) from problem
+    return count
 
 
 # ------------------------------------------------------------------ the place
 
 
 @asynccontextmanager
-async def _target(settings: OrchestratorSettings) -> AsyncIterator[Database]:
+async def empty_place(settings: OrchestratorSettings) -> AsyncIterator[Database]:
     """The database to be, which nobody else uses and which holds no grid.
 
     Raises:
         Conflict: ``grid.not_empty`` or ``grid.locked``.
         Unavailable: ``grid.database``; ``io.file``: the state directory cannot be made.
     """
-    try:
-        settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as problem:
-        raise _refused(settings.state_dir, problem) from problem
-    db = Database(settings.database_url)
-    try:
-        with ExitStack() as stack:
-            if db.dialect == "sqlite":
-                stack.callback(FileLock(db.path).release)
-            async with db.read() as tx:
-                await _check_empty(tx, metadata.tables.keys())
-            yield db
-    except OSError as problem:
-        raise _refused(settings.state_dir, problem) from problem
-    finally:
-        await db.close()
+    with writing_in(settings.state_dir):
+        db = Database(settings.database_url)
+        try:
+            with ExitStack() as stack:
+                if db.dialect == "sqlite":
+                    stack.callback(FileLock(db.path).release)
+                async with db.read() as tx:
+                    await check_empty(tx, metadata.tables.keys())
+                yield db
+        finally:
+            await db.close()
 
 
-async def _check_empty(tx: Tx, names: Collection[str]) -> None:
+@contextmanager
+def writing_in(state_dir: Path) -> Iterator[None]:
+    """The state directory, made if it is not there.
+
+    Raises:
+        Unavailable: ``io.file``: the disk is full or refuses, now or in the block.
+    """
+    try:
+        state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        yield
+    except OSError as problem:
+        raise _refused(state_dir, problem) from problem
+
+
+async def check_empty(tx: Tx, names: Collection[str]) -> None:
+    """Refuse a database that holds one of the tables ``names``, or a schema's revision.
+
+    Raises:
+        Conflict: ``grid.not_empty``.
+    """
     found = await tx.conn.run_sync(table_names)
     if taken := sorted(found & {REVISION_TABLE, *names}):
         raise _not_empty(f"its database holds a table {taken[0]!r}")
 
 
-def _check_files(state_dir: Path, layout: Layout, manifest: BackupManifest) -> None:
-    """Refuse a state directory that is another grid's: an invite or token there opens it."""
-    for name in manifest.files:
+def check_files(state_dir: Path, layout: Layout, snapshot: str, names: Collection[str]) -> None:
+    """Refuse a state directory that is another grid's: an invite or token there opens it.
+
+    Raises:
+        Conflict: ``grid.not_empty``.
+        Integrity: ``grid.backup``: the backup holds a file that no grid has.
+    """
+    for name in names:
         if name not in STATE_FILES:
             raise damaged(layout.manifest, f"it holds a file {name!r}, which no grid has")
         path = state_dir / name
-        wanted = layout.file(manifest.snapshot, name).read_bytes()
+        wanted = layout.file(snapshot, name).read_bytes()
         if path.exists() and path.read_bytes() != wanted:
             raise _not_empty(f"there is another grid's {path}")
 
@@ -188,8 +218,16 @@ def _refused(state_dir: Path, problem: OSError) -> Unavailable:
     )
 
 
+def put_files(state_dir: Path, layout: Layout, manifest: BackupManifest) -> None:
+    """Write what no database holds into the state directory."""
+    for name in manifest.files:
+        data = layout.file(manifest.snapshot, name).read_bytes()
+        durable.write(state_dir / name, data, point="restore.file", mode=0o600)
+
+
 @contextmanager
-def _staging(state_dir: Path) -> Iterator[Path]:
+def staging_in(state_dir: Path) -> Iterator[Path]:
+    """A directory for the time of the block."""
     path = state_dir / "restoring"
     shutil.rmtree(path, ignore_errors=True)
     try:
@@ -251,6 +289,9 @@ async def _insert(tx: Tx, layout: Layout, manifest: BackupManifest, told: Told) 
             await tx.run_many(insert(table), rows)
             done += len(rows)
             told(Progress("rows", done, total))
+        there = await tx.scalar(select(func.count()).select_from(table))
+        if there != manifest.tables[table.name].lines:
+            raise damaged(path, f"{there} rows instead of {manifest.tables[table.name].lines}")
     await tx.conn.run_sync(upgrade, "head")
     return done
 

@@ -52,9 +52,10 @@ class Saved:
 
 
 @dataclass(frozen=True, slots=True)
-class _Snapshot:
+class Snapshot:
     """What the database said at one moment."""
 
+    database: str
     grid_id: str
     revision: str
     taken_at: float
@@ -104,39 +105,77 @@ async def _save(
     incomplete: bool,
     told: Told,
 ) -> Saved:
-    (layout.snapshots / name).mkdir(parents=True)
-    named = Named()
-    async with db.read() as tx:
-        snapshot = await _dump(tx, layout, name, named, told)
-    wanted, copied = await _copy_named(settings, layout, named, told)
-    if copied.lost and not incomplete:
-        raise _damaged(copied.lost, named)
-    blobs = _write_list(layout, name, wanted)
-    files = _write_files(layout, name, settings.state_dir, secrets)
-    manifest = BackupManifest(
-        format=FORMAT,
-        software=__version__,
-        grid_id=snapshot.grid_id,
-        database=db.dialect,
-        revision=snapshot.revision,
-        taken_at=snapshot.taken_at,
-        snapshot=name,
-        columns=snapshot.columns,
-        tables=snapshot.tables,
-        blobs=blobs,
-        blob_bytes=sum(wanted.values()),
-        files=files,
-        lost=tuple(sorted(copied.lost)),
+    snapshot, named = await dump(db, layout, name, told)
+    source = BlobStore.open(
+        settings.blob_place,
+        layout.staging / "source",
+        max_bytes=NO_LIMIT,
     )
+    target = BlobStore.open(layout.blobs, layout.staging / "target", max_bytes=NO_LIMIT)
+    wanted = await wanted_of(source, named)
+    for sha256, size in wanted.items():
+        path = layout.blob(sha256)
+        if path.exists() and path.stat().st_size != size:
+            path.unlink()  # not ours: a blob appears whole
+    try:
+        copied = await copy_named(source, target, wanted, named, told, incomplete=incomplete)
+    except TargetRefuses as refusal:
+        raise _refused(layout.root, refusal.problem.message) from refusal
+    files = write_files(layout, name, settings.state_dir, secrets)
+    manifest = describe(layout, name, snapshot, wanted, copied, files)
     write_manifest(layout, manifest)
     _forget_others(layout, name)
     return Saved(manifest.sealed(), copied)
 
 
+def describe(
+    layout: Layout,
+    name: str,
+    snapshot: Snapshot,
+    wanted: Mapping[str, int],
+    copied: Copied,
+    files: Mapping[str, Part],
+) -> BackupManifest:
+    """Write the list of blobs beside the snapshot's rows, and say what there is.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    return BackupManifest(
+        format=FORMAT,
+        software=__version__,
+        grid_id=snapshot.grid_id,
+        database=snapshot.database,
+        revision=snapshot.revision,
+        taken_at=snapshot.taken_at,
+        snapshot=name,
+        columns=snapshot.columns,
+        tables=snapshot.tables,
+        blobs=_write_list(layout, name, wanted),
+        blob_bytes=sum(wanted.values()),
+        files=files,
+        lost=tuple(sorted(copied.lost)),
+    )
+
+
 # ------------------------------------------------------------------ rows
 
 
-async def _dump(tx: Tx, layout: Layout, name: str, named: Named, told: Told) -> _Snapshot:
+async def dump(db: Database, layout: Layout, name: str, told: Told) -> tuple[Snapshot, Named]:
+    """Write every row of one read snapshot into ``layout``, and tell the blobs that they name.
+
+    Raises:
+        NotFound: ``grid.missing``: the database holds no grid.
+        Conflict: ``grid.schema``: a newer program's.
+        OSError: the disk refuses.
+    """
+    (layout.snapshots / name).mkdir(parents=True)
+    named = Named()
+    async with db.read() as tx:
+        return await _dump(tx, layout, name, named, told), named
+
+
+async def _dump(tx: Tx, layout: Layout, name: str, named: Named, told: Told) -> Snapshot:
     if REVISION_TABLE not in await tx.conn.run_sync(table_names):
         raise no_grid("the database holds no tables of a grid")
     revision = str(
@@ -153,7 +192,8 @@ async def _dump(tx: Tx, layout: Layout, name: str, named: Named, told: Told) -> 
         tables[one.name] = await _dump_table(tx, one, layout.lines(name, one.name), named)
         rows += tables[one.name].lines
         told(Progress("rows", rows, 0))
-    return _Snapshot(
+    return Snapshot(
+        database=tx.dialect,
         grid_id=grid_id,
         revision=revision,
         taken_at=tx.now,
@@ -181,30 +221,36 @@ async def _dump_table(tx: Tx, one: Table, path: Path, named: Named) -> Part:
 # ------------------------------------------------------------------ blobs and files
 
 
-async def _copy_named(
-    settings: OrchestratorSettings, layout: Layout, named: Named, told: Told
-) -> tuple[dict[str, int], Copied]:
-    """Copy what the rows name; the blobs that the backup now holds, with their sizes."""
-    source = BlobStore.open(
-        settings.blob_place,
-        layout.staging / "source",
-        max_bytes=NO_LIMIT,
-    )
-    target = BlobStore.open(layout.blobs, layout.staging / "target", max_bytes=NO_LIMIT)
-    wanted = {**await _there(source, named), **named.needed}
-    for sha256, size in wanted.items():
-        path = layout.blob(sha256)
-        if path.exists() and path.stat().st_size != size:
-            path.unlink()  # not ours: a blob appears whole
-    try:
-        copied = await copy_blobs(source, target, wanted, told)
-    except TargetRefuses as refusal:
-        raise _refused(layout.root, refusal.problem.message) from refusal
+async def wanted_of(source: BlobStore, named: Named) -> dict[str, int]:
+    """The blobs to copy, with their sizes in bytes: all that rows need, and what they claim as far
+    as it is there."""
+    return {**await _there(source, named), **named.needed}
+
+
+async def copy_named(
+    source: BlobStore,
+    target: BlobStore,
+    wanted: dict[str, int],
+    named: Named,
+    told: Told,
+    *,
+    incomplete: bool,
+) -> Copied:
+    """Copy ``wanted``, and take out of it what is lost.
+
+    Raises:
+        Integrity: ``grid.damaged``: the source has lost a blob that a row needs, and the copy is
+            not to be ``incomplete``. Everything else has been copied.
+        TargetRefuses: the target cannot take them.
+    """
+    copied = await copy_blobs(source, target, wanted, told)
     for sha256 in list(copied.lost):
         del wanted[sha256]
         if sha256 not in named.needed:
             del copied.lost[sha256]  # whoever looks at the claim will find it wanting
-    return wanted, copied
+    if copied.lost and not incomplete:
+        raise _damaged(copied.lost, named)
+    return copied
 
 
 async def _there(source: BlobStore, named: Named) -> dict[str, int]:
@@ -231,9 +277,14 @@ def _write_list(layout: Layout, name: str, wanted: Mapping[str, int]) -> Part:
         writer.close()
 
 
-def _write_files(
+def write_files(
     layout: Layout, name: str, state_dir: Path, secrets: Mapping[str, str]
 ) -> dict[str, Part]:
+    """Keep the secrets of which the database knows the hash at most, and ``secrets``.
+
+    Raises:
+        OSError: the disk refuses.
+    """
     texts = dict(secrets)
     for key in STATE_FILES:
         if (state_dir / key).exists():

@@ -1,0 +1,185 @@
+"""``distribai grid migrate --to-...``: a resting grid onto another database and another blob store.
+
+The same as a backup and a restore, without the copy of all blobs in between: the rows of one
+snapshot go through files of the new state directory, the blobs straight from store to store::
+
+    old database --rows--> <new state directory>/restoring --rows--> new database, last of all
+    old blobs -----------------------blobs-------------------------> new blobs, read back and hashed
+
+Nothing is written to the old grid. The new database gets its rows in one transaction when every
+blob has been found whole in its new place: until then no grid is there, so that whatever interrupts
+it, the same command can be run again, and goes on with the blobs that are missing.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from distribai.errors import Integrity, UsageError
+from distribai.orchestrator.backup.copying import (
+    NO_LIMIT,
+    Copied,
+    TargetRefuses,
+    find_damaged,
+)
+from distribai.orchestrator.backup.existing import check_resting, closed, existing
+from distribai.orchestrator.backup.format import BackupManifest, Layout, Told
+from distribai.orchestrator.backup.loading import (
+    check_empty,
+    check_files,
+    empty_place,
+    fill,
+    put_files,
+    staging_in,
+    writing_in,
+)
+from distribai.orchestrator.backup.naming import Named
+from distribai.orchestrator.backup.saving import (
+    copy_named,
+    describe,
+    dump,
+    wanted_of,
+    write_files,
+)
+from distribai.sections import OrchestratorSettings
+from distribai.store.blobs import BlobStore
+from distribai.store.engine import Database
+from distribai.store.tables import metadata
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A grid in its new place: what it is, the rows that its new database got (0: it keeps its
+    database), and the blobs that had to be copied."""
+
+    manifest: BackupManifest
+    rows: int
+    copied: Copied
+
+
+async def move(
+    source: OrchestratorSettings,
+    target: OrchestratorSettings,
+    *,
+    secrets: Mapping[str, str] | None = None,
+    incomplete: bool = False,
+    told: Told = lambda _: None,
+    entropy: Callable[[int], bytes] = os.urandom,
+) -> Moved:
+    """Make the grid that ``source`` names anew where ``target`` says.
+
+    Args:
+        source: the grid, on which no orchestrator runs.
+        target: the same settings with another database, blob store or state directory, or several.
+        secrets: further texts for the new state directory, by name, if it is another one.
+        incomplete: go on even if the grid itself has lost blobs.
+        told: hears of the progress.
+        entropy: randomness for the snapshot's name.
+
+    Raises:
+        UsageError: ``usage.invalid``: the target is the source.
+        NotFound: ``grid.missing``: there is no grid at the source.
+        Conflict: ``grid.locked``: an orchestrator runs on it; ``grid.not_empty``: there is a grid
+            at the target already; ``grid.schema``.
+        Integrity: ``grid.damaged``: the grid has lost blobs, or the new store holds other bytes
+            under the name of one.
+        Unavailable: ``grid.database``, ``blob.store`` or ``io.file``.
+    """
+    _check_differ(source, target)
+    name = f"s-{entropy(8).hex()}"
+    secrets = secrets if secrets and target.state_dir != source.state_dir else {}
+    same_database = target.database_url == source.database_url
+    rows = 0
+    async with existing(source) as old, AsyncExitStack() as stack:
+        stack.enter_context(closed(old))
+        await check_resting(old)
+        stack.enter_context(writing_in(target.state_dir))
+        new = None if same_database else await stack.enter_async_context(empty_place(target))
+        layout = Layout(stack.enter_context(staging_in(target.state_dir)))
+        snapshot, named = await dump(old, layout, name, told)
+        files = write_files(layout, name, source.state_dir, secrets)
+        check_files(target.state_dir, layout, name, files)
+        wanted, copied = await _bring(source, target, layout, named, incomplete, told)
+        manifest = describe(layout, name, snapshot, wanted, copied, files)
+        if target.state_dir != source.state_dir:
+            put_files(target.state_dir, layout, manifest)
+        if new is not None:
+            await check_resting(old)  # nor has one begun meanwhile
+            rows = await fill(new, layout, manifest, told)
+        return Moved(manifest, rows, copied)
+
+
+async def survey(
+    source: OrchestratorSettings, target: OrchestratorSettings, *, told: Told = lambda _: None
+) -> BackupManifest:
+    """What :func:`move` would bring to the target; changes nothing on either side. The orchestrator
+    may run meanwhile.
+
+    Raises:
+        UsageError, NotFound, Conflict, Unavailable: as :func:`move`.
+    """
+    _check_differ(source, target)
+    if target.database_url != source.database_url and not _is_new_file(target):
+        new = Database(target.database_url)
+        try:
+            async with new.read() as tx:
+                await check_empty(tx, metadata.tables.keys())
+        finally:
+            await new.close()
+    async with existing(source) as old:
+        with tempfile.TemporaryDirectory(prefix="distribai-") as directory:
+            work = Path(directory)
+            snapshot, named = await dump(old, Layout(work), "check", told)
+            blobs = BlobStore.open(source.blob_place, work / "source", max_bytes=NO_LIMIT)
+            wanted = await wanted_of(blobs, named)
+            return describe(Layout(work), "check", snapshot, wanted, Copied(), {})
+
+
+def _is_new_file(target: OrchestratorSettings) -> bool:
+    """Whether the new database is an SQLite file that is not there, so that nothing is in it."""
+    if not target.db:
+        return not target.database_file.exists()
+    return target.db.startswith("sqlite") and not Database(target.db).path.exists()
+
+
+def _check_differ(source: OrchestratorSettings, target: OrchestratorSettings) -> None:
+    same_blobs = str(target.blob_place) == str(source.blob_place)
+    if target.database_url == source.database_url and same_blobs:
+        raise UsageError(
+            "usage.invalid",
+            "The grid is where it shall be moved to.",
+            "Give another --to-db, --to-blobs or --to-state-dir.",
+        )
+
+
+async def _bring(
+    source: OrchestratorSettings,
+    target: OrchestratorSettings,
+    layout: Layout,
+    named: Named,
+    incomplete: bool,
+    told: Told,
+) -> tuple[dict[str, int], Copied]:
+    """Blobs into the new store, and read back; which (size in bytes by SHA-256)."""
+    blobs = BlobStore.open(source.blob_place, layout.staging / "source", max_bytes=NO_LIMIT)
+    store = BlobStore.open(target.blob_place, layout.staging / "target", max_bytes=NO_LIMIT)
+    wanted = await wanted_of(blobs, named)
+    try:
+        copied = await copy_named(blobs, store, wanted, named, told, incomplete=incomplete)
+    except TargetRefuses as refusal:
+        raise refusal.problem from refusal
+    if wrong := await find_damaged(store, wanted, told):
+        shown = "; ".join(f"{sha256[:12]}: {why}" for sha256, why in sorted(wrong.items())[:3])
+        raise Integrity(
+            "grid.damaged",
+            f"{len(wrong)} of the blobs in {target.blob_place} are not what they are named "
+            f"({shown}).",
+            "They were there before, or their disk is failing. Delete them there and run the same "
+            "command again.",
+        )
+    return wanted, copied
