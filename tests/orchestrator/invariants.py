@@ -13,6 +13,7 @@ from sqlalchemy import select
 
 from distribai.core.plain import from_plain
 from distribai.core.ranges import SampleRange, normalize
+from distribai.core.spec import RoundSpec
 from distribai.core.states import (
     JOB,
     ROUND,
@@ -159,7 +160,8 @@ def check_submissions(rows: Rows) -> None:
     """Accepted tasks and submissions are the same things, attempt by attempt."""
     accepted = {t.id: (t.attempt, t.node_id) for t in rows["tasks"] if t.state == "accepted"}
     assert {s.task_id: (s.attempt, s.node_id) for s in rows["submissions"]} == accepted
-    bounds = {j.id: int(j.spec["rounds"]["staleness"]) for j in rows["jobs"]}
+    usual = RoundSpec().staleness  # jobs of earlier programs say nothing of it
+    bounds = {j.id: int(j.spec["rounds"].get("staleness", usual)) for j in rows["jobs"]}
     for s in rows["submissions"]:
         (task,) = [t for t in rows["tasks"] if t.id == s.task_id]
         assert (s.base_version, s.samples) == (task.round, task.samples)
