@@ -11,9 +11,13 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # for who imports this by its path
+import errordocs
 
 REFERENCE = Path(__file__).resolve().parents[1] / "docs" / "reference"
 NOTE = "<!-- Made by tools/gendocs.py: change the program, then `make docs`. -->\n\n"
@@ -86,35 +90,6 @@ Unknown fields are refused, and so are fields that nothing would read. With `mod
         shown = f"`{field.default}`" if field.default else "required" if field.required else "none"
         text += f"| `{field.name}` | {field.kind} | {shown} | {field.meaning} |\n"
     return text
-
-
-def errors_page() -> str:
-    """Every stable code, and what each kind of error means for HTTP and for scripts."""
-    from distribai import errors
-
-    text = f"""{NOTE}# Errors
-
-Every error has a stable code, a message, and where there is something to try, a hint. A code never
-changes its meaning. On the command line `distribai errors CODE` explains one; over HTTP it is the
-`code` of an `application/problem+json` answer.
-
-## Kinds
-
-| kind | HTTP status | exit status | what it is |
-|---|---|---|---|
-"""
-    for kind in _kinds(errors.DistribAIError):
-        about = (kind.__doc__ or "").splitlines()[0]
-        text += f"| `{kind.__name__}` | {kind.http_status} | {kind.exit_status} | {about} |\n"
-    text += "\n## Codes\n\n| code | what it means |\n|---|---|\n"
-    return text + "".join(f"| `{c}` | {s} |\n" for c, s in sorted(errors.CODES.items()))
-
-
-def _kinds(root: type[Any]) -> Iterator[type[Any]]:
-    for kind in root.__subclasses__():
-        if kind.__module__ == root.__module__:
-            yield kind
-            yield from _kinds(kind)
 
 
 def states_page() -> str:
@@ -220,7 +195,8 @@ PAGES: dict[str, Callable[[], str]] = {
     "cli.md": cli_page,
     "config.md": config_page,
     "recipe.md": recipe_page,
-    "errors.md": errors_page,
+    "errors.md": partial(errordocs.index_page, NOTE),
+    **{f"errors/{f}.md": partial(errordocs.family_page, f, NOTE) for f in errordocs.families()},
     "states.md": states_page,
     "reasons.md": reasons_page,
     "openapi.json": openapi_page,
@@ -228,7 +204,10 @@ PAGES: dict[str, Callable[[], str]] = {
 
 
 def differences() -> Iterator[str]:
-    """A unified diff for each page that is not as the program says."""
+    """A unified diff for each page that is not as the program says, and what belongs to none."""
+    for path in sorted((REFERENCE / "errors").glob("*")):
+        if f"errors/{path.name}" not in PAGES:
+            yield f"docs/reference/errors/{path.name} is about codes that are gone: delete it\n"
     for name, make in PAGES.items():
         path = REFERENCE / name
         before = path.read_text(encoding="utf-8") if path.exists() else ""
@@ -254,7 +233,7 @@ def main() -> int:
         if found:
             sys.stderr.write("\ndocs/reference is not up to date: run `make docs`.\n")
         return 1 if found else 0
-    REFERENCE.mkdir(parents=True, exist_ok=True)
+    (REFERENCE / "errors").mkdir(parents=True, exist_ok=True)
     for name, make in PAGES.items():
         (REFERENCE / name).write_text(make(), encoding="utf-8")
     return 0
