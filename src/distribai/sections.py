@@ -97,7 +97,9 @@ class OrchestratorSettings:
         "", "your own certificate, a chain in PEM; empty: the grid's CA signs one"
     )
     tls_key: str = _help("", "the private key of tls_cert, in PEM")
-    keys: str = _help("", "directory of the grid's CA, the same for all replicas; empty: state_dir")
+    keys: str = _help(
+        "", "directory of CA and webhooks.key, alike on all replicas; empty: state_dir"
+    )
     public_grpc: str = _help("", "host:port by which nodes reach the stream; empty: as bound")
     public_http: str = _help("", "host:port by which others reach HTTP; empty: as bound")
     public_tls: bool = _help(False, "a proxy with a publicly trusted certificate stands in front")
@@ -110,6 +112,7 @@ class OrchestratorSettings:
     orphans_s: float = _help(
         172800.0, "a blob that nothing names is deleted after so many seconds; 0: never"
     )
+    idempotency_s: float = _help(604800.0, "an idempotency key is forgotten after so many seconds")
     liveness: LivenessSettings = LivenessSettings()
     webhooks: WebhookSettings = WebhookSettings()
     limits: LimitSettings = LimitSettings()
@@ -191,6 +194,7 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
     "node.checkpoint_s": (0.0, 86400.0),
     "node.checkpoint_bytes": (0, 2**60),
     "orchestrator.orphans_s": (0.0, 10**9),
+    "orchestrator.idempotency_s": (3600.0, 10**9),
     "liveness.heartbeat_s": (0.05, 3600.0),
     "liveness.degraded_s": (0.1, 86400.0),
     "liveness.offline_s": (0.1, 86400.0),

@@ -7,12 +7,15 @@ from pathlib import Path
 
 import httpx
 import pytest
+import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from grpc import aio
 
 from distribai.errors import Conflict, UsageError
 from distribai.orchestrator.addresses import public_host
 from distribai.orchestrator.main import Orchestrator, run_orchestrator
+from distribai.orchestrator.webhooks.commands import create_webhook
+from distribai.orchestrator.webhooks.keys import WEBHOOK_KEY
 from distribai.sections import OrchestratorSettings
 from distribai.wire import joinlink, signing
 from distribai.wire.v1 import distribai_pb2 as pb
@@ -95,6 +98,22 @@ async def test_a_second_orchestrator_on_one_file_is_refused(tmp_path: Path) -> N
         assert caught.value.code == "grid.locked"
     finally:
         await first.stop()
+
+
+async def test_a_replica_without_the_webhooks_key_says_so_when_it_starts(tmp_path: Path) -> None:
+    orchestrator = Orchestrator(settings(tmp_path))
+    await orchestrator.start()
+    await create_webhook(orchestrator.grid, "https://hooks.example/", (), "operator")
+    await orchestrator.stop()
+    (tmp_path / WEBHOOK_KEY).rename(tmp_path / "elsewhere")
+    again = Orchestrator(settings(tmp_path))
+    with structlog.testing.capture_logs() as said:
+        await again.start()
+    await again.stop()
+    (line,) = [s for s in said if s["event"] == "webhook.key"]
+    assert line["log_level"] == "warning"
+    assert str(tmp_path / WEBHOOK_KEY) in line["problem"]
+    assert not (tmp_path / WEBHOOK_KEY).exists(), "it makes no other one"
 
 
 @pytest.mark.parametrize("which", ["grpc_port", "http_port"])

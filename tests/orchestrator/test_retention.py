@@ -9,6 +9,7 @@ import pytest
 
 from distribai.core.people import HOME, OPERATOR
 from distribai.core.spec import BlobRef
+from distribai.orchestrator.jobs import commands
 from distribai.orchestrator.retention import collect, find_orphans, is_settled
 from distribai.store.blobs import BlobStore, blob_key
 from distribai.store.statements import holdings
@@ -141,3 +142,20 @@ async def test_what_was_cleaned_away_fills_nobody_s_quota_any_more(any_world: Wo
     async with any_world.grid.db.read() as tx:
         assert await holdings.stored_bytes(tx, HOME) == 0
         assert await holdings.has_uploaded(tx, OPERATOR, [ref.sha256]) == set()
+
+
+async def test_idempotency_keys_are_forgotten_when_nobody_repeats_the_request_any_more(
+    any_world: World,
+) -> None:
+    grid, spec = any_world.grid, await any_world.spec()
+    first = await commands.create_job(grid, spec, "the-key", "tester")
+    any_world.time.now += grid.settings.idempotency_s - 60
+    await collect(grid)
+    assert await commands.create_job(grid, spec, "the-key", "tester") == first
+    later = await commands.create_job(grid, spec, "another-key", "tester")
+    any_world.time.now += 120
+    any_world.grid.settings = replace(grid.settings, orphans_s=0.0)
+    any_world.duties._cleaned_at = any_world.time.now - 3600
+    assert not await any_world.duties.clean(), "no blob was deleted, but the keys were looked at"
+    assert await commands.create_job(grid, spec, "another-key", "tester") == later
+    assert await commands.create_job(grid, spec, "the-key", "tester") != first

@@ -9,6 +9,7 @@ import hmac
 import os
 import ssl
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,8 @@ from distribai.orchestrator.fleet.queries import summary
 from distribai.orchestrator.idempotency import Key
 from distribai.orchestrator.webhooks import commands, duties, queries, sending
 from distribai.orchestrator.webhooks.duties import Deliverer
-from distribai.orchestrator.webhooks.keys import WEBHOOK_KEY, key_of
+from distribai.orchestrator.webhooks.keys import WEBHOOK_KEY, key_of, key_path
+from distribai.sections import OrchestratorSettings
 from distribai.store import outbox
 from tests.orchestrator.harness import World
 from tests.orchestrator.receiver import Receiver, answer, reaching
@@ -277,7 +279,12 @@ async def test_a_process_with_another_key_leaves_webhooks_alone_and_says_so(
     path.write_text("ab" * 32)
     await hooked.settle()
     assert hooked.receiver.bodies == []
-    assert any("another webhooks.key" in p for p in (await summary(hooked.grid)).problems)
+    (said,) = [p for p in (await summary(hooked.grid)).problems if "another key" in p]
+    assert str(path) in said
+    with pytest.raises(Unavailable) as caught:
+        await commands.create_webhook(hooked.grid, "https://b.example/", (), "operator")
+    assert caught.value.code == "webhook.key", "nor does it sign with its own"
+    assert len((await queries.list_webhooks(hooked.grid, 10)).items) == 1
     with pytest.raises(Unavailable) as caught:
         await commands.try_webhook(hooked.grid, hooked.id, "operator", hooked.duty.sender)
     assert caught.value.code == "webhook.key"
@@ -287,6 +294,31 @@ async def test_a_process_with_another_key_leaves_webhooks_alone_and_says_so(
     path.write_text(mine)
     await hooked.settle()
     assert hooked.receiver.kinds == ["job.queued"]
+
+
+async def test_where_the_key_is_lost_and_all_webhooks_are_gone_another_one_begins(
+    hooked: Hooked,
+) -> None:
+    await hooked.make()
+    path = hooked.world.root / WEBHOOK_KEY
+    path.write_text("ab" * 32)
+    await commands.delete_webhook(hooked.grid, hooked.id, "operator")
+    await hooked.make()
+    assert hooked.secret == secret_of(bytes.fromhex("ab" * 32), hooked.id)
+
+
+def test_replicas_have_their_key_from_the_directory_of_the_grid_s_keys(tmp_path: Path) -> None:
+    own, shared = tmp_path / "own", tmp_path / "shared"
+    own.mkdir()
+    shared.mkdir()
+    settings = OrchestratorSettings(state_dir=own)
+    assert key_path(settings) == own / WEBHOOK_KEY
+    settings = replace(settings, keys=str(shared))
+    assert key_path(settings) == shared / WEBHOOK_KEY
+    (own / WEBHOOK_KEY).write_text("earlier")
+    assert key_path(settings) == own / WEBHOOK_KEY, "webhooks were made with it"
+    (shared / WEBHOOK_KEY).write_text("copied")
+    assert key_path(settings) == shared / WEBHOOK_KEY
 
 
 async def test_a_deleted_webhook_is_gone_with_its_log(hooked: Hooked) -> None:

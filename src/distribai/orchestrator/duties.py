@@ -2,7 +2,7 @@
 
 Five loops, so that a long merge or a slow receiver holds up no heartbeat: *control* (write what was
 heard, notice silence, open rounds, lease tasks, complete jobs, tell the nodes), *verify*, *merge*,
-*webhooks* (send events out), and now and then *clean* (delete blobs that nothing names). What
+*webhooks* (send events out), and now and then *clean* (delete what nothing needs any more). What
 decides is done under a lease on the duty's row, so that of several replicas one does it, and
 another takes over when that one dies. What concerns this process's own streams needs no lease.
 """
@@ -39,7 +39,7 @@ RENEW_S = 10.0
 """A lease is prolonged when it was not for this long."""
 
 CLEAN_S = 3600.0
-"""Seconds between two looks for blobs that nothing names."""
+"""Seconds between two looks for what nothing needs any more."""
 
 STOP_S = 5.0
 """Seconds that duties have to finish what they are at when the process stops."""
@@ -105,9 +105,9 @@ class Duties:
         return changed
 
     async def clean(self) -> bool:
-        """Delete orphans, if it is time again; whether any were."""
+        """Delete what nothing needs, if it is time again; whether any blob was."""
         now = self.grid.clock()
-        if now - self._cleaned_at < CLEAN_S or not self.grid.settings.orphans_s:
+        if now - self._cleaned_at < CLEAN_S:
             return False
         if not await self._leases["clean"].held():
             return False

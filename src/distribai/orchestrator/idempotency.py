@@ -2,7 +2,8 @@
 
 A key belongs to its caller and to a kind of request (*scope*); the fingerprint is that of
 everything in the request that decides what is made. The key is written in the transaction that
-makes the object, so that there is a key exactly when there is an object. Keys are never deleted.
+makes the object, so that there is a key exactly when there is an object. It is forgotten after
+``orchestrator.idempotency_s`` (``orchestrator.retention``): nobody repeats a request that long.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ async def once(grid: Grid, key: Key | None, make: Callable[[Tx], Awaitable[str]]
     except SameKey:
         async with grid.db.read() as tx:
             made = await made_before(tx, key)
-        assert made is not None, "keys are never deleted"
+        assert made is not None, "a fresh key is not forgotten"
         return made
 
 

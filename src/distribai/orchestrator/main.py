@@ -31,6 +31,7 @@ from distribai.orchestrator.grpc import NodeService
 from distribai.orchestrator.http import connections
 from distribai.orchestrator.http.app import create_app
 from distribai.orchestrator.people import keys
+from distribai.orchestrator.webhooks.duties import stranded
 from distribai.sections import OrchestratorSettings
 from distribai.store import leases
 from distribai.store.blobs import BlobStore
@@ -158,6 +159,8 @@ class Orchestrator:
             ),
         )
         db.observe = self.grid.metrics.transaction
+        if why := await stranded(self.grid):
+            log.warning("webhook.key", problem=why, hint="Copy webhooks.key from another replica.")
         await liveness.after_start(self.grid)
         self._stack.push_async_callback(self._leave)
         return invite

@@ -1,4 +1,5 @@
-"""Deleting what nothing needs: blobs that no row names, and uploads that were left alone.
+"""Deleting what nothing needs: blobs that no row names, uploads that were left alone, idempotency
+keys of requests that nobody repeats any more.
 
 Such blobs are deltas of refused and superseded work, what a user uploaded and never used, files of
 a merge or a preparation that died before its rows were written. Whatever a row names stays: every
@@ -29,7 +30,7 @@ from distribai.orchestrator.context import Grid
 from distribai.sections import OrchestratorSettings
 from distribai.store.blobs import BlobStore, StoredBlob
 from distribai.store.engine import Database
-from distribai.store.statements import holdings, records
+from distribai.store.statements import holdings, idempotency, records
 from distribai.store.tables import metadata, tasks
 
 ROWS_AT_ONCE = 500
@@ -44,7 +45,7 @@ class Orphans:
 
 
 async def collect(grid: Grid) -> Orphans:
-    """Delete orphans and idle uploads; what was deleted.
+    """Delete orphans, idle uploads and old idempotency keys; what was deleted of blobs.
 
     Raises:
         Unavailable: the database or the blob store is away; what is left is found again.
@@ -63,6 +64,8 @@ async def collect(grid: Grid) -> Orphans:
         found.blobs += 1
         found.bytes += blob.ref.size
     grid.blobs.uploads.drop_idle_now()
+    async with grid.db.write() as tx:
+        await idempotency.prune(tx, grid.settings.idempotency_s)
     if found.blobs:
         async with grid.db.write() as tx:
             data = {"blobs": found.blobs, "bytes": found.bytes}

@@ -117,7 +117,7 @@ async def create_job(
         # The same request came twice at once; the other one was first, and this one is undone.
         async with grid.db.read() as tx:
             made = await made_before(tx, key)
-        assert made is not None, "keys are never deleted"
+        assert made is not None, "a fresh key is not forgotten"
         return made
     grid.wake.set()
     return job_id

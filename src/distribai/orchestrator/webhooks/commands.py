@@ -19,7 +19,7 @@ from distribai.orchestrator.webhooks.queries import DeliveryRecord, delivery_of,
 from distribai.orchestrator.webhooks.sending import Sender
 from distribai.store import outbox
 from distribai.store.engine import AnyRow, Tx
-from distribai.store.statements import webhooks
+from distribai.store.statements import fleet, webhooks
 
 MAX_WEBHOOKS = 200
 """Webhooks of one grid: each is a reader of all events."""
@@ -35,6 +35,7 @@ async def create_webhook(
     Raises:
         UsageError: ``webhook.url``: not an address that deliveries can go to; ``usage.invalid``.
         Conflict: ``webhook.state``: there are too many; ``http.idempotency``.
+        Unavailable: ``webhook.key``: this process has not the key of the others.
         Unavailable: ``webhook.key``.
     """
     target, kinds = parse_target(url), check_kinds(kinds)
@@ -61,6 +62,7 @@ async def create_webhook(
                 f"The grid has {MAX_WEBHOOKS} webhooks already.",
                 "Delete one: distribai webhook delete ID",
             )
+        await _check_key(tx, key_id(secret_key))
         webhook_id = grid.new_id("hook")
         await webhooks.add(
             tx,
@@ -82,6 +84,24 @@ async def create_webhook(
     webhook_id = await once(grid, key, make)
     grid.wake.set()
     return webhook_id, secret_of(secret_key, webhook_id)
+
+
+async def _check_key(tx: Tx, mine: str) -> None:
+    """Let all webhooks of a grid be made with one key.
+
+    Raises:
+        Unavailable: ``webhook.key``: there are some that were made with another one than this
+            process has.
+    """
+    # Written first: of two replicas that make the grid's first webhook, one waits for the other.
+    await fleet.set_fact(tx, "webhook_key", mine)
+    if others := await webhooks.count_of_other_keys(tx, mine):
+        raise Unavailable(
+            "webhook.key",
+            f"{others} of the grid's webhooks were made with another key than this process has.",
+            "Give every replica the same webhooks.key; if it is lost, delete those webhooks and "
+            "make them again.",
+        )
 
 
 def _port_refused(grid: Grid, port: int) -> str:

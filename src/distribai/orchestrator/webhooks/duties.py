@@ -36,7 +36,7 @@ from distribai.orchestrator.context import Grid
 from distribai.orchestrator.feed import Wanted, read
 from distribai.orchestrator.records import EventRecord
 from distribai.orchestrator.webhooks.delivering import send, sender_of
-from distribai.orchestrator.webhooks.keys import key_of
+from distribai.orchestrator.webhooks.keys import key_of, key_path
 from distribai.orchestrator.webhooks.sending import Answer, Sender
 from distribai.store import outbox
 from distribai.store.engine import AnyRow, Tx
@@ -244,4 +244,7 @@ async def stranded(grid: Grid) -> str:
     others = sum(hook.key_id != mine for hook in hooks)
     if not others:
         return ""
-    return f"{others} of the webhooks were made with another webhooks.key than this process has."
+    return (
+        f"{others} of the webhooks were made with another key than this process has in "
+        f"{key_path(grid.settings)}: it sends nothing to them."
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import select, update
+from sqlalchemy import delete, select, update
 
 from distribai.store.engine import AnyRow, Tx
 from distribai.store.tables import idempotency
@@ -46,3 +46,9 @@ async def replace(tx: Tx, owner: str, scope: str, key: str, old: str, new: str) 
         .returning(idempotency.c.key)
     )
     return await tx.scalar(statement) is not None
+
+
+async def prune(tx: Tx, older_s: float) -> int:
+    """Forget keys that were first used more than ``older_s`` seconds ago; how many."""
+    statement = delete(idempotency).where(idempotency.c.created_at < tx.now - older_s)
+    return (await tx.run(statement)).rowcount

@@ -60,6 +60,12 @@ async def count(tx: Tx) -> int:
     return int(await tx.scalar(select(func.count()).select_from(webhooks)))
 
 
+async def count_of_other_keys(tx: Tx, key_id: str) -> int:
+    """How many webhooks were made with another key."""
+    query = select(func.count()).select_from(webhooks).where(webhooks.c.key_id != key_id)
+    return int(await tx.scalar(query))
+
+
 async def count_queued(tx: Tx, webhook_id: str) -> int:
     """Deliveries of a webhook that wait."""
     return int(
