@@ -181,6 +181,7 @@ register(
     auth__missing="The request carries no credentials.",
     auth__invalid="The credentials are unknown, expired or revoked.",
     auth__forbidden="These credentials may not do that.",
+    auth__kept="The key of this machine's own grid is kept, unless it is said to be replaced.",
     people__name="No account or organization can have that name.",
     people__role="That role cannot be given there.",
     people__policy="The acceptance policy cannot be followed as it stands.",

@@ -102,6 +102,18 @@ def test_what_cannot_be_done_says_why_and_what_to_try(offline: Run, state: Path)
     assert "code: grid.backup" in torn.err
 
 
+def test_a_place_that_can_be_no_backup_is_said_without_advice_about_space(
+    offline: Run, state: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("no directory")
+    for out in ("file", "file/below", "x" * 300):
+        refused = offline("grid", "backup", out)
+        assert refused.status == 8
+        assert "code: io.file" in refused.err
+        assert "this user may write to" in " ".join(refused.err.split())
+        assert "space" not in refused.err
+
+
 def test_a_grid_moves_to_another_place_in_one_command(
     offline: Run, state: Path, tmp_path: Path
 ) -> None:

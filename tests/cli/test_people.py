@@ -152,6 +152,8 @@ def test_a_login_does_not_drop_the_key_of_this_machine_s_own_grid(
     login = json.loads(ok(operator, "account", "create", "ann", "--json"))["login"]
     refused = operator("login", "--token", login)
     assert refused.status == 5
+    assert "code: auth.kept" in refused.err
+    assert "restored" not in refused.err
     assert "--replace" in refused.err
     assert json.loads(path.read_text()) == kept
     assert "You are ann" in ok(operator, "login", "--token", login, "--replace")

@@ -118,7 +118,7 @@ async def test_a_replica_without_the_webhooks_key_says_so_when_it_starts(tmp_pat
 
 @pytest.mark.parametrize("which", ["grpc_port", "http_port"])
 async def test_a_port_in_use_is_named_and_nothing_is_left_running(
-    tmp_path: Path, which: str
+    tmp_path: Path, which: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -128,6 +128,7 @@ async def test_a_port_in_use_is_named_and_nothing_is_left_running(
         with pytest.raises(Conflict) as caught:
             await orchestrator.start()
     assert caught.value.code == "grid.port"
+    assert capfd.readouterr().err == "", "no library has said it first, in words of its own"
     assert str(ports[which]) in caught.value.message
     again = Orchestrator(settings(tmp_path))
     await again.start()

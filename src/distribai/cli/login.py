@@ -47,7 +47,7 @@ def login(
     before = read_credentials(settings.home)
     if before is not None and before.state_dir and not replace:
         raise Conflict(
-            "grid.not_empty",
+            "auth.kept",
             f"The key that `orchestrator start` left for {before.url} would be lost.",
             "Add --replace if it is not needed here any more; or put the new key into "
             "DISTRIBAI_TOKEN and the address into DISTRIBAI_URL instead.",

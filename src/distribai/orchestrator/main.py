@@ -200,6 +200,8 @@ class Orchestrator:
         # Generated code has no types.
         add_NodeServiceServicer_to_server(NodeService(self.grid), server)  # type: ignore[no-untyped-call]
         wanted = self.settings.grpc_port
+        # gRPC writes a line of its own about a port that it cannot have.
+        _bound(self.settings.host, wanted, "--grpc-port").close()
         try:
             where = join_address(self.settings.host, wanted)
             port: int = (
@@ -223,16 +225,8 @@ class Orchestrator:
         return port
 
     async def _serve_http(self, tls: ServerTls | None) -> int:
-        host, wanted = self.settings.host, self.settings.http_port
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener = _bound(self.settings.host, self.settings.http_port, "--http-port")
         self._stack.callback(listener.close)
-        if os.name == "posix":  # elsewhere the option lets two processes share a port
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((host, wanted))
-        except OSError as problem:
-            raise _port_in_use(host, wanted, "--http-port") from problem
         config = uvicorn.Config(
             create_app(self.grid),
             http=connections.bounded(
@@ -387,6 +381,24 @@ def _goodbye() -> pb.SessionEnd:
     return pb.SessionEnd(
         code="grid.unreachable", message="The orchestrator is stopping.", retry=True
     )
+
+
+def _bound(host: str, port: int, flag: str) -> socket.socket:
+    """A socket at that address, which nobody else listens on.
+
+    Raises:
+        Conflict: ``grid.port``.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if os.name == "posix":  # elsewhere the option lets two processes share a port
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except OSError as problem:
+        listener.close()
+        raise _port_in_use(host, port, flag) from problem
+    return listener
 
 
 def _port_in_use(host: str, port: int, flag: str) -> Conflict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sqlite3
@@ -320,9 +321,10 @@ def _writing(layout: Layout) -> Iterator[None]:
         layout.root.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = FileLock(layout.root / "backup")
     except OSError as problem:
-        raise _refused(layout.root, problem.strerror or str(problem)) from problem
-    except sqlite3.OperationalError as problem:  # the lock's own file
-        raise _refused(layout.root, str(problem)) from problem
+        why = problem.strerror or str(problem)
+        raise _refused(layout.root, why, problem.errno) from problem
+    except sqlite3.OperationalError as problem:  # the lock's own file: the directory is there
+        raise _refused(layout.root, str(problem), errno.EACCES) from problem
     except Conflict as problem:
         raise Conflict(
             "grid.locked",
@@ -334,19 +336,33 @@ def _writing(layout: Layout) -> Iterator[None]:
         yield
     except OSError as problem:
         where = problem.filename or layout.root
-        raise _refused(where, problem.strerror or str(problem)) from problem
+        raise _refused(where, problem.strerror or str(problem), problem.errno) from problem
     finally:
         shutil.rmtree(layout.staging, ignore_errors=True)
         lock.release()
 
 
-def _refused(where: Path | str, why: str) -> Unavailable:
-    return Unavailable(
-        "io.file",
-        f"The backup cannot be written to {where}: {why.rstrip('.')}.",
-        "Free some space or give another disk, then run it again into the same directory: it goes "
-        "on with the blobs that are still missing.",
+def _refused(where: Path | str, why: str, number: int | None = None) -> Unavailable:
+    """The backup's place does not take it; ``number`` is the system's, if it said one."""
+    again = (
+        "then run it again into the same directory: it goes on with the blobs that are still "
+        "missing."
     )
+    hint = f"Free some space or give another disk, {again}"
+    if number in _NOT_A_PLACE:
+        hint = "Give a directory that exists, or can be made, and that this user may write to."
+    return Unavailable(
+        "io.file", f"The backup cannot be written to {where}: {why.rstrip('.')}.", hint
+    )
+
+
+_NOT_A_PLACE = frozenset(
+    {
+        *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST),
+        *(errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL),
+    }
+)
+"""What a system says of a path, not of a disk that is full or fails."""
 
 
 def _damaged(lost: Mapping[str, str], named: Named) -> Integrity:
