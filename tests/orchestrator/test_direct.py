@@ -1,0 +1,43 @@
+"""A node's download from the bucket that the orchestrator sends it to, with both halves real."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from distribai.node.blobs import BlobClient
+from distribai.orchestrator.fleet.liveness import flush
+from distribai.orchestrator.http.app import create_app
+from distribai.store.blobs import BlobStore
+from distribai.store.presigning import presigner
+from distribai.store.statements import records
+from distribai.testing.clock import FakeClock
+from tests.node.helpers import NoJitter, serving
+from tests.node.test_direct import nowhere
+from tests.orchestrator.harness import World
+
+DATA = os.urandom(300_000)
+
+
+@pytest.mark.parametrize("reachable", [True, False])
+async def test_every_byte_is_counted_once_whichever_way_it_came(
+    world: World, s3_environment: str, tmp_path: Path, reachable: bool
+) -> None:
+    grid, place = world.grid, f"s3://grid/{tmp_path.name}"
+    job_id = await world.job()
+    grid.blobs = BlobStore.open(place, tmp_path / "s3", max_bytes=1 << 24)
+    grid.presigner = presigner(place, "on", "" if reachable else nowhere())
+    ref = await grid.blobs.put_bytes(DATA)
+    async with grid.db.write() as tx:
+        await records.add_blob(tx, ref, "update")
+    node = await world.node("a")
+    async with serving(create_app(grid)) as app:  # type: ignore[arg-type]  # any application
+        client = BlobClient(app.url, lambda: node.token, FakeClock(), NoJitter(), trust_env=False)
+        await client.download(ref, tmp_path / "out", job_id)
+        await client.close()
+    assert (tmp_path / "out").read_bytes() == DATA
+    await flush(grid)
+    async with grid.db.read() as tx:
+        assert await records.traffic_of(tx, job_id) == {"update": (0, len(DATA))}
