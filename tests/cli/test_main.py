@@ -263,7 +263,7 @@ def test_a_log_on_a_terminal_is_short_sentences() -> None:
 def test_no_library_logs_addresses_not_even_with_debug() -> None:
     """Those that a bucket's blobs are fetched by are secrets."""
     root = logging.getLogger()
-    before = root.handlers[:], root.level
+    before = root.handlers[:], root.level, structlog.get_config()
     try:
         logs.configure(debug=True)
         assert root.isEnabledFor(logging.DEBUG)
@@ -272,4 +272,4 @@ def test_no_library_logs_addresses_not_even_with_debug() -> None:
     finally:
         root.handlers[:] = before[0]
         root.setLevel(before[1])
-        structlog.reset_defaults()
+        structlog.configure(**before[2])
