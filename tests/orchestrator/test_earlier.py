@@ -22,12 +22,14 @@ from sqlalchemy import Integer, create_engine, func, insert, make_url, select
 
 from distribai.core.people import OPERATOR
 from distribai.errors import Conflict, NotAllowed
+from distribai.orchestrator import callers
 from distribai.orchestrator.backup.format import reflect, tables_of, upgrade
 from distribai.orchestrator.feed import Wanted, read
-from distribai.orchestrator.fleet import standing, tokens
+from distribai.orchestrator.fleet import standing
 from distribai.orchestrator.fleet.liveness import after_start
 from distribai.orchestrator.fleet.queries import page_nodes
 from distribai.orchestrator.jobs import commands, queries
+from distribai.orchestrator.people import keys
 from distribai.store.engine import Database
 from distribai.store.migrate import migrate
 from distribai.wire.v1 import distribai_pb2 as pb
@@ -89,7 +91,7 @@ async def earlier(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
     time.now = DIED_AT + 5.0
     db = Database(url, clock=time, durable=False)
     await migrate(db)  # what every start does first
-    await tokens.ensure_operator_token(db, tmp_path, os.urandom)
+    await keys.ensure_operator_key(db, tmp_path, os.urandom)
     await db.close()
     world = await World(tmp_path, url, time, seed=9).open()
     await after_start(world.grid)
@@ -127,10 +129,10 @@ async def test_a_grid_of_the_first_schema_goes_on_where_it_was(earlier: World) -
 async def test_its_people_keys_and_events_are_there(earlier: World) -> None:
     grid = earlier.grid
     running = (await queries.list_jobs(grid, "running", 10)).items[0]
-    found = await tokens.verify_token(grid, TOKEN)
+    found = await callers.verify_token(grid, TOKEN)
     assert (found.account_id, found.operator) == (OPERATOR, True)
     with pytest.raises(NotAllowed):
-        await tokens.verify_token(grid, TOKEN[:-1] + "x")
+        await callers.verify_token(grid, TOKEN[:-1] + "x")
     spec = (await queries.show_job(grid, running.id)).spec
     # Its spec has more fields by now, so it is not the same request.
     with pytest.raises(Conflict) as caught:
@@ -212,7 +214,7 @@ async def test_a_node_one_protocol_version_behind_does_a_whole_job_beside_a_newe
     assert await world.run_job(job_id) == "completed"
     assert older.end is None
     assert older.token == token, "it was told of no other"
-    assert (await tokens.verify_token(world.grid, token)).node_id == older.id
+    assert (await callers.verify_token(world.grid, token)).node_id == older.id
     await assert_every_position_once(world, job_id)
     tasks = (await queries.list_tasks(world.grid, job_id, 100)).items
     assert {older.id, newer.id} <= {t.node_id for t in tasks if t.state == "accepted"}
