@@ -188,7 +188,7 @@ def _diloco(spec: JobSpec, data: Data, folder: str) -> tuple[Weights, float]:
                     1,
                     number,
                     manifest.hash,
-                    spec.rounds.codec_up,
+                    spec.codec_up_of(number),
                     slot.steps * spec.batch * spec.seq_len,
                     slot.steps,
                 )
@@ -200,7 +200,7 @@ def _diloco(spec: JobSpec, data: Data, folder: str) -> tuple[Weights, float]:
             before = momentum if number else None
             merge_round(manifest, theta, before, deltas, tokens, eta, mu, theta, momentum, update)
             path = Path(place) / "update"
-            claim = UpdateHeader("bench", number + 1, manifest.hash, spec.rounds.codec_down)
+            claim = UpdateHeader("bench", number + 1, manifest.hash, spec.codec_down_of(number))
             moved += write_update(path, manifest, update, claim).size
             held = apply_update(manifest, held, path, expect=claim)
     if weights_hash(manifest, held) != weights_hash(manifest, theta):

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distribai.api import recipe_fields, recipe_text
+from distribai.api.presets import PRESETS
 from distribai.api.recipe import Recipe, chosen_text, effective_text, parse_recipe, recipe_of
 from distribai.core.architectures.decoder_transformer import PROFILES
 from distribai.core.plain import from_plain, to_plain
@@ -58,12 +59,10 @@ def test_everything_can_be_said_in_a_recipe() -> None:
     same += [
         f.name for f in dataclasses.fields(spec) if getattr(spec, f.name) == getattr(plain, f.name)
     ]
-    # There is one kind, paradigm and codec so far, and floor and the Muon knobs exclude others.
+    # There is one kind and paradigm so far, and floor and the Muon knobs exclude others.
     assert set(same) == {
         "kind",
         "paradigm",
-        "rounds.codec_up",
-        "rounds.codec_down",
         "optimizer.name",
         "model.profile",
     }
@@ -96,7 +95,7 @@ optimizer: {lr: 1e-3, betas: [0.8, 0.99], eps: 1e-9, weight_decay: 0, clip: 2, m
 schedule: {kind: wsd, warmup: 5, floor: 0.1, decay: 0.3}
 outer: {eta: 0.7, mu: 0.9, ramp: 4, ending: 3}
 rounds: {min_inner_steps: 0.5, quorum: 0.75, grace_min: 1, grace_max: 60, staleness: 2,
-  moments: fresh}
+  moments: fresh, codec_up: int8, codec_down: [{from_round: 0, codec: bf16}]}
 resources:
   {memory_mb: 900, device: cpu, precision: bf16, compile: true, host_memory_mb: 1000,
    disk_mb: 100, gflops: 1.5, link_mbps: 2.5, standing: trusted, isolation: L1}
@@ -120,6 +119,54 @@ def test_a_profile_may_change_its_vocabulary() -> None:
 @pytest.mark.parametrize("short", ["H: 7", "inner_steps: 7", "rounds: {inner_steps: 7}"])
 def test_inner_steps_have_a_short_name(short: str) -> None:
     assert parse_recipe(with_base(short), "job.yaml").rounds.inner_steps == 7
+
+
+def test_a_preset_is_written_out_as_figures() -> None:
+    fast = parse_recipe(with_base("preset: fast"), "r").to_spec({})
+    assert (fast.rounds.codec_up, fast.rounds.codec_down) == ("int4", "int4")
+    assert "fast" not in effective_text(fast)
+    plain = parse_recipe(with_base(""), "r").to_spec({})
+    assert parse_recipe(with_base("preset: default"), "r").to_spec({}) == plain
+    assert dataclasses.replace(fast, rounds=plain.rounds) == plain
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_makes_a_job_and_yields_to_what_is_given(preset: str) -> None:
+    text = f"preset: {preset}\nH: 7\nrounds: {{codec_down: bf16}}"
+    rounds = parse_recipe(with_base(text), "r").to_spec({}).rounds
+    assert (rounds.inner_steps, rounds.codec_down) == (7, "bf16")
+
+
+def test_an_unknown_preset_is_refused() -> None:
+    assert "preset" in refused(with_base("preset: loud")).message
+
+
+def test_codecs_may_change_by_round() -> None:
+    stages = "[{from_round: 0, codec: int4}, {from_round: 20, codec: int2}]"
+    spec = parse_recipe(with_base(f"rounds: {{codec_up: {stages}}}"), "r").to_spec({})
+    assert [spec.codec_up_of(n) for n in (0, 19, 20)] == ["int4", "int4", "int2"]
+    assert from_plain(JobSpec, to_plain(spec)) == spec
+
+
+def test_a_wrong_schedule_is_named_by_its_field() -> None:
+    def wrong(value: str, code: str = "spec.invalid") -> InvalidSpec:
+        return refused(with_base(f"rounds: {{codec_up: {value}}}"), code)
+
+    assert "rounds.codec_up: " in wrong("5").message
+    assert wrong("[{from_round: 0, codec: int4, k: 1}]").field == "rounds.codec_up[0].k"
+    assert "rounds.codec_up[0].from_round is missing" in wrong("[{codec: int4}]").message
+    assert wrong("morse", "codec.unknown").field == "rounds.codec_up"
+    late = wrong("[{from_round: 3, codec: int4}]", "spec.plan")
+    assert late.field == "rounds.codec_up[0].from_round"
+
+
+def test_sparse_rounds_average_unless_something_else_is_asked_for() -> None:
+    sparse = "rounds: {codec_up: [{from_round: 0, codec: int4}, {from_round: 9, codec: sparse}]}\n"
+    outer = parse_recipe(with_base(sparse), "r").outer
+    assert (outer.eta, outer.mu) == (1.0, 0.0)
+    outer = parse_recipe(with_base(sparse + "outer: {mu: 0.5}"), "r").outer
+    assert (outer.eta, outer.mu) == (1.0, 0.5)
+    assert parse_recipe(with_base("rounds: {codec_up: int2}"), "r").outer.mu == 0.8
 
 
 def test_inner_steps_under_two_names_are_refused() -> None:
@@ -222,7 +269,7 @@ def test_a_knob_that_nothing_would_read_is_refused(text: str, field: str) -> Non
         ("model: {vocab_size: 10}", "spec.model", "model.architecture_config.vocab_size"),
         ("workers_min: 9\nworkers_max: 3", "spec.workers", "workers_max"),
         ("paradigm: dilocko", "spec.paradigm", "paradigm"),
-        ("rounds: {codec_up: int4}", "codec.unknown", "rounds.codec_up"),
+        ("rounds: {codec_up: int5}", "codec.unknown", "rounds.codec_up"),
         (
             "model: {vocab_size: 999999999999}",
             "spec.model_too_large",

@@ -384,7 +384,7 @@ class FakeNode:
             task.attempt,
             task.round,
             manifest.hash,
-            task.spec.rounds.codec_up,
+            task.spec.codec_up_of(task.round),
             tokens_done,
             steps,
         )

@@ -7,6 +7,7 @@
     model: {profile: tiny}      # or {architecture_config: {dim: 128, ...}}
     data: {files: [a.txt]}      # or {source: stdlib}, the default
     H: 50                       # inner steps per round (also: inner_steps)
+    preset: fast                # int4 both ways; also: default, silent
     optimizer: {lr: 0.003}
 
 Everything but ``name`` and ``steps`` has a default, and all defaults are those of
@@ -19,13 +20,15 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError, with_config
+from pydantic import BaseModel, ConfigDict, Discriminator, Tag, ValidationError, with_config
 
 from distribai.api import recipe_text
+from distribai.api.presets import Preset, expand
 from distribai.api.recipe_problems import as_invalid_spec, near_miss
 from distribai.core.architectures import config_from, family
+from distribai.core.codecs import CodecStage
 from distribai.core.plain import from_plain, to_plain
 from distribai.core.plan import validate_spec
 from distribai.core.spec import (
@@ -71,8 +74,24 @@ class OuterRecipe(OuterSpec):
 
 @with_config(_STRICT)
 @dataclasses.dataclass(frozen=True)
+class CodecStageRecipe(CodecStage):
+    """The spec's fields, strictly read."""
+
+
+ScheduleOfCodecs = Annotated[
+    Annotated[str, Tag("one codec")] | Annotated[tuple[CodecStageRecipe, ...], Tag("stages")],
+    Discriminator(lambda value: "stages" if isinstance(value, (list, tuple)) else "one codec"),
+]
+"""One codec's name, or stages by round. The tags keep pydantic from trying both."""
+
+
+@with_config(_STRICT)
+@dataclasses.dataclass(frozen=True)
 class RoundRecipe(RoundSpec):
     """The spec's fields, strictly read."""
+
+    codec_up: ScheduleOfCodecs = _JOB.rounds.codec_up  # type: ignore[assignment]
+    codec_down: ScheduleOfCodecs = _JOB.rounds.codec_down  # type: ignore[assignment]
 
 
 @with_config(_STRICT)
@@ -120,6 +139,7 @@ class Recipe(BaseModel):
 
     name: str
     steps: int
+    preset: Preset = "default"
     model: ModelRecipe = ModelRecipe()
     data: DataRecipe = DataRecipe()
     batch: int = _JOB.batch
@@ -217,7 +237,7 @@ def recipe_of(values: Mapping[str, Any], where: str) -> Recipe:
         InvalidSpec: see :func:`parse_recipe`.
     """
     plain, written_as = _with_inner_steps(dict(values), where)
-    plain = _without_cold_start(plain)
+    plain = expand(_without_cold_start(plain))
     try:
         text = json.dumps(plain, allow_nan=False)
     except ValueError:

@@ -14,10 +14,14 @@ from pydantic_core import PydanticUndefined
 
 from distribai.api.recipe import DEFAULT_PROFILE, Recipe
 from distribai.core.architectures import family
+from distribai.core.codecs import PARTS
+
+_CODECS: Final = ", ".join(f"`{name}`" for name in PARTS)
 
 MEANINGS: Final[Mapping[str, str]] = {
     "name": "What people call the job; 1 to 100 printable characters.",
     "steps": "Inner steps that each worker makes in all.",
+    "preset": "Settings of rounds by name; what else is given in the recipe goes first.",
     "model.family": "The family of architectures.",
     "model.profile": f"A size of the family; `{DEFAULT_PROFILE}` when nothing else is given.",
     "model.architecture_config": "All of the family's knobs, instead of a profile.",
@@ -60,8 +64,8 @@ MEANINGS: Final[Mapping[str, str]] = {
     "rounds.grace_max": "Longest grace for the others, in seconds.",
     "rounds.staleness": "Versions by which late work may be behind and still count; 0 for none.",
     "rounds.moments": "Whether a node keeps its optimizer's moments or starts fresh each round.",
-    "rounds.codec_up": "How updates travel to the orchestrator.",
-    "rounds.codec_down": "How updates travel to the nodes.",
+    "rounds.codec_up": f"How deltas travel to the orchestrator: {_CODECS}.",
+    "rounds.codec_down": "How updates travel to the nodes, likewise.",
     "resources.memory_mb": "Memory of a device (VRAM) in MiB at least; 0: the planner's estimate.",
     "resources.device": "The kind of device that the job needs.",
     "resources.precision": "Numbers to compute with; `auto` takes what the device is good at.",
@@ -137,8 +141,10 @@ def _words(kind: Any) -> str:
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Literal:
         return ", ".join(f"`{value}`" for value in inner)
-    if origin is types.UnionType:
+    if origin in (types.UnionType, typing.Union):
         return " or ".join(_words(part) for part in inner if part is not type(None))
     if origin is tuple:
         return f"list: {_words(inner[0])}"
+    if dataclasses.is_dataclass(kind):
+        return f"{{{', '.join(f.name for f in dataclasses.fields(kind))}}}"
     return "mapping" if origin is dict else _NAMES[kind]

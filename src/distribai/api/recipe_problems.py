@@ -14,6 +14,9 @@ from distribai.errors import InvalidSpec
 _SHORT_NAMES = ("H", "inner_steps")
 """Fields of the whole recipe that are read before its model is."""
 
+_TAGS = ("one codec", "stages")
+"""What pydantic adds to a place where a field has two forms."""
+
 _SHOWN = 10
 """Problems that are spelt out."""
 
@@ -67,6 +70,8 @@ def near_miss(name: str, known: Iterable[str], section: str = "") -> str:
 def _dotted(place: tuple[int | str, ...]) -> str:
     text = ""
     for part in place:
+        if part in _TAGS:
+            continue
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
     return text
 

@@ -49,6 +49,9 @@ def create(
     batch: Annotated[int | None, Parameter(help="Sequences per worker and step.")] = None,
     seq_len: Annotated[int | None, Parameter(help="Tokens per sequence.")] = None,
     inner_steps: Annotated[int | None, Parameter(help="Inner steps per round (H).")] = None,
+    preset: Annotated[
+        str | None, Parameter(help="Settings of rounds by name: default, fast, silent.")
+    ] = None,
     lr: Annotated[float | None, Parameter(help="Peak learning rate of AdamW.")] = None,
     seed: Annotated[int | None, Parameter(help="Seed of weights and order.")] = None,
     workers_min: Annotated[int | None, Parameter(help="Nodes to wait for.")] = None,
@@ -80,6 +83,7 @@ def create(
             "batch": batch,
             "seq_len": seq_len,
             "seed": seed,
+            "preset": preset,
             "workers_min": workers_min,
             "workers_max": workers_max,
             "priority": priority,

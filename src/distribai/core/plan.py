@@ -6,14 +6,17 @@ Bytes are counted as in algorithms.md A9: everything that a node moves, both dir
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from distribai.core.architectures import config_from, family
+from distribai.core.architectures import config_from, family, manifest_of
+from distribai.core.codecs import Schedule, check_schedule, packed_layout, stages
+from distribai.core.framing import file_bytes
 from distribai.core.needs import Needs
 from distribai.core.paradigms import paradigm
 from distribai.core.spec import JobSpec
+from distribai.core.tensors import ParameterManifest
 from distribai.errors import InvalidSpec
 
 STATE_BYTES: Final = 24
@@ -41,8 +44,21 @@ MAX_NAME: Final = 100
 
 _COUNT: Final = "between 0 (off) and 10^9"
 
-CODEC_BYTES: Final = {"fp32": 4.0}
-"""Bytes per parameter of each codec that exists."""
+NOMINAL_DELTA: Final = {
+    "format": "distribai.delta.v1",
+    "attempt": "1",
+    "base_version": "100",
+    "codec": "sparse128",
+    "job_id": "job_" + 16 * "x",
+    "manifest_hash": 64 * "0",
+    "steps": "100",
+    "task_id": "task_" + 16 * "x",
+    "tokens": "1000000",
+}
+NOMINAL_UPDATE: Final = {
+    name: NOMINAL_DELTA[name] for name in ("format", "codec", "job_id", "manifest_hash")
+} | {"version": "100"}
+"""What a usual delta and update say of themselves: real headers differ by 64 bytes at most."""
 
 BYTE_VOCABULARY: Final = 257
 """Ids of the byte tokenizer (``data.tokenizers``)."""
@@ -91,8 +107,9 @@ def plan(spec: JobSpec, parameters: int, nodes: int, train_sequences: int | None
     if nodes < 1:
         raise ValueError("a plan needs at least one node")
     rounds = spec.round_count
-    up = round(rounds * parameters * CODEC_BYTES[spec.rounds.codec_up])
-    down = round(rounds * parameters * CODEC_BYTES[spec.rounds.codec_down])
+    manifest = manifest_of(spec.model.family, spec.model.config)
+    up = leg_bytes(spec.rounds.codec_up, manifest, rounds, NOMINAL_DELTA)
+    down = leg_bytes(spec.rounds.codec_down, manifest, rounds, NOMINAL_UPDATE)
     ring = 16 * (nodes - 1) / nodes * parameters * spec.steps
     sequences = spec.steps * spec.batch * nodes
     return Plan(
@@ -110,6 +127,19 @@ def plan(spec: JobSpec, parameters: int, nodes: int, train_sequences: int | None
         data_parallel_ratio=ring / (up + down) if nodes > 1 else None,
         tokens=sequences * spec.seq_len,
         epochs=None if train_sequences is None else sequences / train_sequences,
+    )
+
+
+def leg_bytes(
+    schedule: Schedule, manifest: ParameterManifest, rounds: int, metadata: Mapping[str, str]
+) -> int:
+    """Bytes of ``rounds`` files, headers included, one a round, as a schedule encodes them."""
+    found = stages(schedule)
+    ends = [*(s.from_round for s in found[1:]), rounds]
+    return sum(
+        max(0, min(end, rounds) - stage.from_round)
+        * file_bytes(packed_layout(manifest, stage.codec), metadata)
+        for stage, end in zip(found, ends, strict=True)
     )
 
 
@@ -183,17 +213,8 @@ def validate_spec(spec: JobSpec, *, memory_cap_bytes: int | None = None) -> None
             raise InvalidSpec(
                 code, f"{field} is {value!r}: it must be {rule}.", f"Change {field}.", field=field
             )
-    for field, codec in (
-        ("codec_up", spec.rounds.codec_up),
-        ("codec_down", spec.rounds.codec_down),
-    ):
-        if codec not in CODEC_BYTES:
-            raise InvalidSpec(
-                "codec.unknown",
-                f"There is no codec {codec!r}.",
-                f"Codecs: {', '.join(CODEC_BYTES)}.",
-                field=f"rounds.{field}",
-            )
+    check_schedule(spec.rounds.codec_up, "rounds.codec_up")
+    check_schedule(spec.rounds.codec_down, "rounds.codec_down")
     _check_data(spec)
     _check_model(spec, memory_cap_bytes)
 

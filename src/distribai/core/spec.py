@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from distribai.core.codecs import Schedule, codec_of_round
 from distribai.core.needs import Isolation
 from distribai.core.plain import Plain
 
@@ -109,7 +110,8 @@ class RoundSpec:
     ``quorum`` the share of expected submissions that starts the grace; ``grace_min`` and
     ``grace_max`` in seconds; ``staleness``: by how many versions late work may be behind the round
     that takes it (A6), 0: what its round did not get is trained again; ``moments``: ``fresh`` each
-    round, or ``keep`` the node's own.
+    round, or ``keep`` the node's own. ``codec_up`` and ``codec_down``: how deltas and updates
+    travel (A3), one codec or stages by round.
     """
 
     inner_steps: int = 50
@@ -119,8 +121,8 @@ class RoundSpec:
     grace_max: float = 120.0
     staleness: int = 1
     moments: Literal["fresh", "keep"] = "keep"
-    codec_up: str = "fp32"
-    codec_down: str = "fp32"
+    codec_up: Schedule = "fp32"
+    codec_down: Schedule = "fp32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,3 +181,11 @@ class JobSpec:
         """Inner steps of round ``number`` (from 0); the last may be shorter."""
         h = self.rounds.inner_steps
         return max(0, min(h, self.steps - number * h))
+
+    def codec_up_of(self, number: int) -> str:
+        """How the deltas of round ``number`` travel."""
+        return codec_of_round(self.rounds.codec_up, number)
+
+    def codec_down_of(self, number: int) -> str:
+        """How the update travels that round ``number`` makes."""
+        return codec_of_round(self.rounds.codec_down, number)

@@ -9,27 +9,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from distribai.core import codecs
 from distribai.core.tensors import ParameterManifest, TensorSpec
-from distribai.merge.codecs import Codec, Part, Reader
+from distribai.merge.codecs import Codec, Reader
 from distribai.merge.tensorfile import Layout, TensorFile
 from distribai.merge.weights import check_manifest, flat
-
-
-def stored_parts(spec: TensorSpec, codec: Codec) -> tuple[Part, ...]:
-    """The stored arrays of one travelling tensor; integers lie as they are."""
-    if spec.role == "int_buffer":
-        return (Part("", spec.dtype, spec.shape),)
-    return codec.parts(spec)
 
 
 def packed_layout(manifest: ParameterManifest, codec: Codec) -> Layout:
     """The tensors of a delta or update file."""
     check_manifest(manifest)
-    return {
-        spec.name + part.suffix: (part.dtype, part.shape)
-        for spec in manifest.travelling
-        for part in stored_parts(spec, codec)
-    }
+    return codecs.packed_layout(manifest, codec.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +46,7 @@ class Packed:
         """Let the pages that hold elements ``start <= i < stop`` leave this process's memory."""
         if self.file is None or spec.role == "frozen" or not spec.size:
             return
-        for part in stored_parts(spec, self.codec):
+        for part in codecs.stored_parts(spec, self.codec.name):
             size = self.arrays[spec.name + part.suffix].size
             self.file.release(
                 spec.name + part.suffix, start * size // spec.size, stop * size // spec.size

@@ -6,8 +6,7 @@ https://github.com/huggingface/safetensors#format
 
 The reader trusts nothing: the whole header is checked against the file's size and against what the
 caller expects before a byte is mapped; data is memory-mapped read-only and never copied. The writer
-makes the same bytes for the same tensors and metadata, always: larger items first (so that all are
-aligned), then by name, header padded with spaces to 64 bytes.
+makes the same bytes for the same tensors and metadata, always (``core.framing``).
 """
 
 from __future__ import annotations
@@ -29,12 +28,24 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from distribai.core.framing import METADATA, Entry, Layout, file_order, lay_out
 from distribai.core.spec import BlobRef
 from distribai.errors import Integrity
 
+__all__ = [
+    "BLOCK",
+    "MAX_HEADER",
+    "NUMPY_DTYPES",
+    "Entry",
+    "Layout",
+    "TensorFile",
+    "TensorWriter",
+    "Written",
+    "file_order",
+    "open_tensors",
+]
+
 Array = NDArray[Any]
-Layout = Mapping[str, tuple[str, tuple[int, ...]]]
-"""What a file holds or must hold: name -> (dtype in safetensors' spelling, shape)."""
 
 NUMPY_DTYPES: Mapping[str, np.dtype[Any]] = {
     "F32": np.dtype("<f4"),
@@ -47,17 +58,6 @@ MAX_HEADER = 16 << 20
 """Largest header accepted, bytes: about 100,000 tensors."""
 BLOCK = 1 << 20
 """Bytes per read when a finished file is hashed."""
-_METADATA = "__metadata__"
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One tensor of a file; ``begin`` and ``end`` in bytes from the start of the data."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    begin: int
-    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ def _read_header(file: BinaryIO, size: int) -> tuple[dict[str, str], dict[str, E
         raise _malformed(f"the header is not JSON ({problem})") from None
     if not isinstance(header, dict):
         raise _malformed("the header is not a mapping")
-    metadata = header.pop(_METADATA, {})
+    metadata = header.pop(METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise _malformed("the metadata are not strings by name")
     entries = {name: _entry(name, value) for name, value in header.items()}
@@ -226,7 +226,7 @@ class TensorWriter:
 
     def __init__(self, path: Path, layout: Layout, metadata: Mapping[str, str]) -> None:
         self._path = path
-        self._entries, header = _plan(layout, metadata)
+        self._entries, header = lay_out(layout, metadata)
         self._data_start = len(header)
         self._missing = {name: math.prod(e.shape) for name, e in self._entries.items()}
         self._lock = threading.Lock()
@@ -301,33 +301,6 @@ class TensorWriter:
                 left -= len(block)
             tensors[name] = one.hexdigest()
         return Written(BlobRef(whole.hexdigest(), self._file.tell()), tensors)
-
-
-def file_order(layout: Layout) -> list[str]:
-    """Names in the order in which the writer lays them out."""
-    return sorted(layout, key=lambda name: (-NUMPY_DTYPES[layout[name][0]].itemsize, name))
-
-
-def _plan(layout: Layout, metadata: Mapping[str, str]) -> tuple[dict[str, Entry], bytes]:
-    if _METADATA in layout:
-        raise ValueError(f"a tensor cannot be called {_METADATA}")
-    entries: dict[str, Entry] = {}
-    begin = 0
-    for name in file_order(layout):
-        dtype, shape = layout[name]
-        end = begin + math.prod(shape) * NUMPY_DTYPES[dtype].itemsize
-        entries[name] = Entry(dtype, shape, begin, end)
-        begin = end
-    header: dict[str, object] = {_METADATA: dict(sorted(metadata.items()))} if metadata else {}
-    for name, e in entries.items():
-        header[name] = {
-            "dtype": e.dtype,
-            "shape": list(e.shape),
-            "data_offsets": [e.begin, e.end],
-        }
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-(8 + len(text)) % 64)
-    return entries, struct.pack("<Q", len(text)) + text
 
 
 def _sync_directory(directory: Path) -> None:

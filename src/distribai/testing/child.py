@@ -149,7 +149,7 @@ class PretendChild:
             attempt=task.attempt,
             base_version=task.base.version,
             manifest_hash=manifest.hash,
-            codec=task.spec.rounds.codec_up,
+            codec=task.spec.codec_up_of(task.round),
             tokens=tokens,
             steps=steps,
         )

@@ -130,7 +130,7 @@ class Desk:
             attempt=task.attempt,
             base_version=task.base.version,
             manifest_hash=self.live.manifest.hash,
-            codec=self.spec.rounds.codec_up,
+            codec=self.spec.codec_up_of(task.round),
             tokens=done.tokens,
             steps=done.steps,
         )

@@ -2,37 +2,32 @@
 
 A codec's module offers ``CODECS``, objects that keep the :class:`Codec` protocol. A tensor
 becomes one or more *parts*: arrays that lie in the file as ``name + suffix``. Which parts, with
-which dtypes and shapes, follows from the tensor's shape alone, so that a file is checked before it
-is decoded.
-Error feedback stays with the caller: it encodes ``e = beta e + values``, decodes what was really
-sent, and keeps the difference. Integer buffers pass no codec.
+which dtypes and shapes, follows from the tensor's shape alone (``core.codecs``), so that a file is
+checked before it is decoded.
+Error feedback stays with the caller (``merge.feedback``): it encodes ``e = beta e + values``,
+decodes what was really sent, and keeps the difference. Integer buffers pass no codec.
+
+The same values encode to the same bytes on any machine: elementwise IEEE operations, maxima,
+comparisons, and sums in a written order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from distribai.core.codecs import RUN, Part, check_codec
 from distribai.core.scan import modules
 from distribai.core.tensors import TensorSpec
-from distribai.errors import InvalidSpec
 
-GRAIN = 4096
+__all__ = ["GRAIN", "Codec", "Part", "Reader", "codec", "codecs"]
+
+GRAIN = RUN
 """Decoding starts at multiples of this many elements: the longest run any codec packs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One stored array of a tensor: its name's suffix (at most one part has none), dtype, shape."""
-
-    suffix: str
-    dtype: str
-    shape: tuple[int, ...]
 
 
 class Reader(Protocol):
@@ -82,12 +77,5 @@ def codec(name: str) -> Codec:
     Raises:
         InvalidSpec: ``codec.unknown``.
     """
-    try:
-        return codecs()[name]
-    except KeyError:
-        raise InvalidSpec(
-            "codec.unknown",
-            f"There is no codec {name!r}.",
-            f"Codecs: {', '.join(codecs())}.",
-            field="rounds.codec_up",
-        ) from None
+    check_codec(name, "rounds.codec_up")
+    return codecs()[name]

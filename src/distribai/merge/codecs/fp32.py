@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from distribai.core.codecs import PARTS
 from distribai.core.tensors import TensorSpec
 from distribai.merge.codecs import Part, Reader
 
@@ -19,7 +20,7 @@ class Fp32:
 
     def parts(self, spec: TensorSpec) -> tuple[Part, ...]:
         """One part, without suffix."""
-        return (Part("", "F32", spec.shape),)
+        return PARTS[self.name](spec)
 
     def encode(self, values: NDArray[np.float32]) -> Mapping[str, NDArray[Any]]:
         """The values themselves."""

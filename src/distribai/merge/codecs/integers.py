@@ -17,12 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from distribai.core.codecs import BLOCK, PARTS, STEP
 from distribai.core.tensors import TensorSpec
 from distribai.errors import Integrity
 from distribai.merge.codecs import Part, Reader
-
-BLOCK = 256
-STEP = ":step"
 
 _PIECE = 256 * BLOCK
 """Elements at a time, so that what is in between stays in the second-level cache."""
@@ -43,10 +41,7 @@ class Integers:
 
     def parts(self, spec: TensorSpec) -> tuple[Part, ...]:
         """The numbers, without suffix, and the blocks' steps."""
-        return (
-            Part("", "U8", (-(-spec.size // self._in_byte),)),
-            Part(STEP, "F32", (-(-spec.size // BLOCK),)),
-        )
+        return PARTS[self.name](spec)
 
     def encode(self, values: NDArray[np.float32]) -> Mapping[str, NDArray[Any]]:
         """Piece by piece; the tensor's own memory apart nothing grows with it but the result."""

@@ -19,17 +19,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from distribai.core.codecs import LEVELS, PARTS, PLACES, RUN, SMALL, SPARSE_K
 from distribai.core.tensors import TensorSpec
 from distribai.errors import Integrity
-from distribai.merge.codecs import GRAIN, Part, Reader
+from distribai.merge.codecs import Part, Reader
 from distribai.merge.codecs.integers import INT8
-
-RUN = GRAIN
-SMALL = 1024
-"""Tensors with fewer elements are not sparse."""
-
-LEVELS = ":levels"
-PLACES = ":places"
 
 _RUNS = 32
 """Runs at a time: half a megabyte of values, which a second-level cache holds."""
@@ -46,14 +40,7 @@ class Sparse:
 
     def parts(self, spec: TensorSpec) -> tuple[Part, ...]:
         """Two-bit values without suffix, twelve-bit places, and the two magnitudes."""
-        if spec.size < SMALL:
-            return INT8.parts(spec)
-        kept = self._kept(spec.size)
-        return (
-            Part("", "U8", (-(-kept // 4),)),
-            Part(PLACES, "U8", (-(-kept * 12 // 8),)),
-            Part(LEVELS, "F32", (2,)),
-        )
+        return PARTS[self.name](spec)
 
     def encode(self, values: NDArray[np.float32]) -> Mapping[str, NDArray[Any]]:
         """Selects, clusters, packs."""
@@ -94,9 +81,6 @@ class Sparse:
 
         return read
 
-    def _kept(self, size: int) -> int:
-        return size // RUN * self._k + -(-self._k * (size % RUN) // RUN)
-
     def _by_run(self, size: int) -> NDArray[np.int64]:
         """How many elements each run keeps."""
         counts = np.full(-(-size // RUN), self._k)
@@ -135,19 +119,33 @@ def _largest(runs: NDArray[np.float32], k: int) -> NDArray[np.int64]:
 def two_means(sizes: NDArray[np.float32]) -> tuple[NDArray[np.float32], np.float32]:
     """Two magnitudes that stand for all, shape (2,), the smaller first, and the bound between them
     (a value above it takes the larger one). Lloyd's iteration from the mean."""
-    bound = np.float32(sizes.mean(dtype=np.float64))
+    bound = np.float32(_mean(sizes))
     low = high = bound
     for _ in range(_SWEEPS):
         upper = sizes > bound
         if not upper.any():
             break
-        high = np.float32(sizes[upper].mean(dtype=np.float64))
-        low = np.float32(sizes[~upper].mean(dtype=np.float64))
+        high = np.float32(_mean(sizes[upper]))
+        low = np.float32(_mean(sizes[~upper]))
         middle = np.float32((float(low) + float(high)) / 2)
         if middle == bound:
             break
         bound = middle
     return np.array([low, high], np.float32), bound
+
+
+def _mean(values: NDArray[np.float32]) -> float:
+    """The mean in double precision, added up in a written order: a library's own order differs from
+    machine to machine, and the magnitudes are part of canonical updates. The second half is added
+    to the first, elementwise, until one number is left; of an odd count the last waits outside.
+    """
+    line, rest = values.astype(np.float64), 0.0
+    while line.size > 1:
+        half = line.size // 2
+        if line.size % 2:
+            rest += float(line[-1])
+        line = line[:half] + line[half : 2 * half]
+    return (float(line[0]) + rest) / values.size
 
 
 def _pack12(places: NDArray[np.int64]) -> NDArray[np.uint8]:
@@ -190,4 +188,4 @@ def _malformed(spec: TensorSpec, what: str) -> Integrity:
     return Integrity("tensor.format", f"{spec.name!r} is no sparse tensor: {what}.")
 
 
-CODECS = (Sparse(64, "sparse"), Sparse(128, "sparse128"), Sparse(256, "sparse256"))
+CODECS = tuple(Sparse(k, name) for name, k in SPARSE_K.items())

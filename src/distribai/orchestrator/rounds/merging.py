@@ -254,7 +254,7 @@ def _outer_step(
             job_id=job_id,
             version=number + 1,
             manifest_hash=inputs.manifest.hash,
-            codec=inputs.spec.rounds.codec_down,
+            codec=inputs.spec.codec_down_of(number),
         ),
         threads=threads,
         staleness=[s.staleness for s in inputs.submissions],

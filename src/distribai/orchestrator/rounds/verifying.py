@@ -144,7 +144,7 @@ async def _check_delta(grid: Grid, spec: JobSpec, task: AnyRow, outcome: Outcome
         attempt=task.attempt,
         base_version=task.round,
         manifest_hash=manifest.hash,
-        codec=spec.rounds.codec_up,
+        codec=spec.codec_up_of(task.round),
         tokens=outcome.tokens,
         steps=outcome.steps,
     )

@@ -74,7 +74,7 @@ class Workshop:
             attempt=task.attempt,
             base_version=task.round,
             manifest_hash=manifest.hash,
-            codec=spec.rounds.codec_up,
+            codec=spec.codec_up_of(task.round),
             tokens=tokens,
             steps=steps,
         )
