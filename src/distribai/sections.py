@@ -149,6 +149,9 @@ class NodeSettings:
         15.0, "seconds between two checkpoints of a running task at least; 0: none"
     )
     checkpoint_bytes: int = _help(16 * 2**30, "largest checkpoint of a running task, in bytes")
+    feedback_bytes: int = _help(
+        16 * 2**30, "largest error feedback of all jobs together, in bytes; 0: none is kept"
+    )
     benchmark: bool = _help(True, "measure the devices' speed at a quiet moment, for the scheduler")
 
 
@@ -193,6 +196,7 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
     "node.progress_s": (0.0, 3600.0),
     "node.checkpoint_s": (0.0, 86400.0),
     "node.checkpoint_bytes": (0, 2**60),
+    "node.feedback_bytes": (0, 2**60),
     "orchestrator.orphans_s": (0.0, 10**9),
     "orchestrator.idempotency_s": (3600.0, 10**9),
     "liveness.heartbeat_s": (0.05, 3600.0),

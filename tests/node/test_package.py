@@ -22,6 +22,7 @@ from distribai.node.child import LOG_LIMIT
 from distribai.node.devices import Place
 from distribai.node.executors import Services
 from distribai.node.executors.package import CANCEL_S, READY_S, PackageExecutor
+from distribai.node.feedback import FeedbackStore
 from distribai.node.keeping import HandFiles, Keeper
 from distribai.testing.clock import FakeClock
 from distribai.wire import convert
@@ -55,6 +56,7 @@ class Bench:
         self.lines: list[LogLine] = []
         self.made: list[Executor] = []
         self.files = HandFiles(root)
+        self.feedback = FeedbackStore(root, 10**9)
         self.kept: list[Keeper] = []
 
     def executor(self, *arguments: str, command: tuple[str, ...] = ()) -> Executor:
@@ -66,6 +68,7 @@ class Bench:
             self,
             self.root / "log",
             lambda: self.wanted,
+            self.feedback,
             command or (sys.executable, str(FAKE_CHILD), *arguments),
             self.checkpoints,
         )
@@ -128,7 +131,7 @@ async def test_a_task_is_trained_and_its_delta_uploaded(bench: Bench) -> None:
     assert [line.message for line in bench.lines] == ["trained"]
     assert executor.held_versions() == {"job_a": 3}
     assert {h["x-distribai-job"] for _, _, h in bench.server.requests} == {"job_a"}
-    executor.forget("job_a")
+    await executor.forget(["job_a"])
     assert executor.held_versions() == {}
     (folder,) = (bench.root / "work").iterdir()
     assert folder == bench.kept[0].folder

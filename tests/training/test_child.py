@@ -272,7 +272,7 @@ def test_a_failed_task_leaves_no_moments_behind(
         raise OSError("disk full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(desk, "write_delta", broken)
+        patch.setattr(desk, "write_for", broken)
         assert keeping.run(grid.task("b")).outcome.error_code == "io.file"
     assert rounds_of(keeping, [task]) == [first]
 

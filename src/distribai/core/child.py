@@ -48,16 +48,31 @@ class Checkpoints:
     max_bytes: int = 0
 
 
+RESIDUAL = "residual.safetensors"
+"""The file in ``Run.out_dir`` of what a delta's codec did not send."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owed:
+    """What earlier deltas of the job on this device owe, as paths: the residual (empty: none yet),
+    and deltas that were sent and not merged."""
+
+    kept: str = ""
+    lost: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """Do this task. ``out_dir`` is where a delta may be written (the file is the daemon's then),
-    and where checkpoints go and an earlier one of the same attempt is looked for."""
+    and where checkpoints go and an earlier one of the same attempt is looked for. With ``owed``
+    the delta has error feedback, and leaves :data:`RESIDUAL` beside itself."""
 
     assignment: Assignment
     out_dir: str
     device: str
     threads: int
     checkpoints: Checkpoints = Checkpoints()
+    owed: Owed | None = None
     type: Literal["run"] = "run"
 
 
@@ -177,10 +192,12 @@ class LogLine:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The task's end. ``delta_path`` is the file of ``outcome.delta``, if there is one."""
+    """The task's end. ``delta_path`` is the file of ``outcome.delta``, if there is one;
+    ``residual`` what lies in :data:`RESIDUAL` then, with error feedback."""
 
     outcome: Outcome
     delta_path: str = ""
+    residual: BlobRef | None = None
     type: Literal["done"] = "done"
 
 

@@ -53,6 +53,16 @@ class DatasetRef:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnWork:
+    """An earlier submission of the node to the same job that counts: ``merged``, or to be merged
+    yet, as far as anybody can say."""
+
+    task_id: str
+    attempt: int
+    merged: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Assignment:
     """A leased task.
 
@@ -61,7 +71,8 @@ class Assignment:
     ``steps * spec.batch`` positions. ``deadline_s`` seconds from the assignment, on the node's
     monotonic clock. ``env`` the RANK / WORLD_SIZE environment of the phase. ``params`` what only
     this phase reads: evaluate ``{"batches": n}``; generate ``{"prompt": s, "max_tokens": n,
-    "temperature": t, "seed": n}``.
+    "temperature": t, "seed": n}``. ``own``: with error feedback, what became of the node's latest
+    submissions to the job; one that is not named came to nothing.
     """
 
     job_id: str
@@ -81,6 +92,7 @@ class Assignment:
     deadline_s: float = 0.0
     env: Mapping[str, str] = field(default_factory=dict)
     params: Mapping[str, Plain] = field(default_factory=dict)
+    own: tuple[OwnWork, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

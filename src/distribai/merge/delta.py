@@ -7,7 +7,7 @@ metadata. A model that trains in bf16 hands its local weights over widened to fp
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,14 @@ from distribai.core.spec import BlobRef
 from distribai.core.tensors import ParameterManifest, TensorSpec
 from distribai.errors import Integrity
 from distribai.merge.codecs import GRAIN, codec
+from distribai.merge.feedback import (
+    Feedback,
+    Owed,
+    beta_of,
+    open_residual,
+    residual_writer,
+    take_off,
+)
 from distribai.merge.headers import Claims, from_metadata, require, to_metadata
 from distribai.merge.packed import Packed, packed_layout
 from distribai.merge.tensorfile import Layout, TensorWriter, open_tensors
@@ -89,28 +97,92 @@ def write_delta(
         ValueError: ``base`` and ``local`` share storage; the difference would be nothing.
         OSError: the file cannot be written.
     """
+    with _writer(path, manifest, base, local, header) as writer:
+        _write(writer, None, manifest, base, local, header, Owed(None, (), 1.0))
+        return writer.commit().blob
+
+
+def write_delta_with_feedback(
+    path: Path,
+    manifest: ParameterManifest,
+    base: Weights,
+    local: Weights,
+    header: DeltaHeader,
+    feedback: Feedback,
+    lost: Sequence[Path] = (),
+) -> tuple[BlobRef, BlobRef]:
+    """Write ``base - local`` and what earlier deltas owe, and keep what the codec does not send.
+
+    Args:
+        path: see :func:`write_delta`, as the other arguments.
+        feedback: what was kept before; the new residual is at ``feedback.out`` afterwards.
+        lost: earlier deltas that were sent and not merged.
+
+    Returns:
+        The delta, and the residual, which lies there first.
+
+    Raises:
+        Integrity: see :func:`write_delta`; or what is owed is malformed or not finite.
+        InvalidSpec: ``codec.unknown``.
+        ValueError: see :func:`write_delta`.
+        OSError: a file cannot be read or written.
+    """
+    before = {"job_id": header.job_id}
+    owed = Owed(
+        None if feedback.kept is None else open_residual(feedback.kept, manifest),
+        tuple(open_delta(file, manifest, before, scan=False).packed for file in lost),
+        beta_of(header.codec),
+    )
+    with (
+        _writer(path, manifest, base, local, header) as writer,
+        residual_writer(feedback.out, manifest) as rest,
+    ):
+        _write(writer, rest, manifest, base, local, header, owed)
+        residual = rest.commit().blob
+        return writer.commit().blob, residual
+
+
+def _writer(
+    path: Path, manifest: ParameterManifest, base: Weights, local: Weights, header: DeltaHeader
+) -> TensorWriter:
     require(header, {"manifest_hash": manifest_hash(manifest)})
     check_weights(manifest.travelling, base)
     check_weights(manifest.travelling, local)
     unknown = sorted(local.keys() - {t.name for t in manifest.tensors})
     if unknown:
         raise Integrity("tensor.manifest", f"The model has no tensor {unknown[0]!r}.")
+    return TensorWriter(
+        path, packed_layout(manifest, codec(header.codec)), to_metadata(KIND, header)
+    )
+
+
+def _write(
+    writer: TensorWriter,
+    rest: TensorWriter | None,
+    manifest: ParameterManifest,
+    base: Weights,
+    local: Weights,
+    header: DeltaHeader,
+    owed: Owed,
+) -> None:
     how = codec(header.codec)
-    layout = packed_layout(manifest, how)
-    with TensorWriter(path, layout, to_metadata(KIND, header)) as writer:
-        for spec in manifest.travelling:
-            if spec.role == "int_buffer":
-                writer.write(spec.name, 0, flat(local[spec.name]))
-                continue
-            if np.may_share_memory(base[spec.name], local[spec.name]):
-                raise ValueError(f"base and local {spec.name!r} share storage")
-            with np.errstate(all="ignore"):  # infinities are found by the scan just below
-                values = np.subtract(flat(base[spec.name]), local[spec.name].reshape(-1))
-            if not all_finite(values):
-                raise _nonfinite(spec)
-            for suffix, part in how.encode(values).items():
-                writer.write(spec.name + suffix, 0, part)
-        return writer.commit().blob
+    for spec in manifest.travelling:
+        if spec.role == "int_buffer":
+            writer.write(spec.name, 0, flat(local[spec.name]))
+            continue
+        if np.may_share_memory(base[spec.name], local[spec.name]):
+            raise ValueError(f"base and local {spec.name!r} share storage")
+        with np.errstate(all="ignore"):  # infinities are found by the scan just below
+            values = np.subtract(flat(base[spec.name]), local[spec.name].reshape(-1))
+        if not all_finite(values):
+            raise _nonfinite(spec)
+        owed.add_to(spec, values)
+        stored = how.encode(values)
+        for suffix, part in stored.items():
+            writer.write(spec.name + suffix, 0, part)
+        if rest is not None:
+            take_off(spec, how, stored, values)
+            rest.write(spec.name, 0, values)
 
 
 def open_delta(

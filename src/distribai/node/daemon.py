@@ -28,6 +28,7 @@ from distribai.node.cache import BlobCache
 from distribai.node.clock import Clock, SystemClock, within
 from distribai.node.devices import threads
 from distribai.node.executors import Services
+from distribai.node.feedback import FeedbackStore
 from distribai.node.governor import Governor
 from distribai.node.keeping import HandFiles
 from distribai.node.link import Hello, Link
@@ -128,6 +129,7 @@ class Daemon:
     def _build(self, state: Path) -> None:
         key = identity.load_or_create(state)
         self._cache = BlobCache(state / "cache", self._settings.cache_bytes)
+        self._feedback = FeedbackStore(state, self._settings.feedback_bytes)
         self._link = Link(self._join, self._transport, key, self, self._clock, self._rng)
         self._blobs = BlobClient(
             self._join.http_url,
@@ -147,6 +149,7 @@ class Daemon:
                 listener=worker,
                 log_dir=state / "log",
                 gate=lambda: self.governor.gate,
+                feedback=self._feedback,
                 command=self._command,
                 checkpoints=Checkpoints(
                     self._settings.checkpoint_s, CHECKPOINT_SHARE, self._settings.checkpoint_bytes
@@ -255,6 +258,7 @@ class Daemon:
             tasks=self._worker.hands.told(),
             blobs=self._cache.newest(BLOBS_TOLD),
             intent=self.governor.intent,
+            jobs=self._feedback.jobs(),
         )
 
     def heartbeat(self) -> pb.Heartbeat:

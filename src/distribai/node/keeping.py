@@ -32,6 +32,7 @@ from google.protobuf.message import DecodeError
 from distribai import durable, points
 from distribai.core.plain import from_plain
 from distribai.core.sealed import seal, unseal
+from distribai.core.spec import BlobRef
 from distribai.core.tasks import Assignment, Outcome
 from distribai.errors import DistribAIError
 from distribai.wire import convert
@@ -48,12 +49,14 @@ class Record:
 
     ``assign`` and ``result`` are serialized ``TaskAssign`` (as it was received) and ``TaskResult``
     (signed, as it is sent) in base64. ``outcome`` is what the training came to, with its ``delta``
-    file's name, from then on; ``upload`` names the upload that was begun for it.
+    file's name, from then on, and with error feedback the ``residual`` that it leaves; ``upload``
+    names the upload that was begun for it.
     """
 
     assign: str
     outcome: Outcome | None = None
     delta: str = ""
+    residual: BlobRef | None = None
     upload: str = ""
     result: str = ""
 
@@ -129,7 +132,7 @@ class HandFiles:
     def new(self, message: pb.TaskAssign) -> Keeper:
         """The keeper of a task that was just assigned; nothing is on disk yet."""
         record = Record(base64.b64encode(message.SerializeToString()).decode())
-        return Keeper(self, _name(message.task_id, message.attempt), record)
+        return Keeper(self, file_name(message.task_id, message.attempt), record)
 
     async def load(self) -> list[Kept]:
         """The tasks of the daemon before this one, the newest attempt of each; the rest is
@@ -217,7 +220,7 @@ class HandFiles:
                 log.warning("a leftover cannot be removed", file=str(path), why=str(problem))
 
 
-def _name(task_id: str, attempt: int) -> str:
-    """A file name that no task id can lead astray, and that people can still read."""
-    digest = hashlib.sha256(f"{task_id}\0{attempt}".encode()).hexdigest()[:16]
-    return f"{re.sub(r'[^A-Za-z0-9_-]', '_', task_id)[:60]}-{attempt}-{digest}"
+def file_name(name: str, number: int) -> str:
+    """A file name that no id can lead astray, and that people can still read."""
+    digest = hashlib.sha256(f"{name}\0{number}".encode()).hexdigest()[:16]
+    return f"{re.sub(r'[^A-Za-z0-9_-]', '_', name)[:60]}-{number}-{digest}"

@@ -76,6 +76,7 @@ class Hello:
     blobs: Sequence[str]
     intent: Intent
     machine: Machine | None = None
+    jobs: Sequence[str] = ()
 
 
 class Handler(Protocol):
@@ -242,6 +243,7 @@ class Link:
             received=self._channel.received,
             intent=hello.intent.value,
             machine=machine_to_wire(hello.machine),
+            jobs=hello.jobs,
         )
         await self._write(connection, pb.NodeMessage(register=register))
         ack = (await self._expect(connection, "register_ack")).register_ack

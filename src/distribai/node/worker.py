@@ -155,6 +155,7 @@ class Worker:
             hand = self.hands.get(told.task_id, told.attempt)
             if hand is not None:
                 self._drop(hand, "the grid has given the task to somebody else")
+        self._forget(list(ack.ended))
         if ack.resumed:
             return
         for result in self.hands.owed():
@@ -213,8 +214,7 @@ class Worker:
     def round_complete(self, message: pb.DiLoCoRoundComplete) -> None:
         """Fetch the update of a job that is warm here, before its next task asks for it."""
         if message.job_done:
-            for executor in self._executors.values():
-                executor.forget(message.job_id)
+            self._forget([message.job_id])
             return
         held = self.held_versions().get(message.job_id)
         if held is None or not message.HasField("weights"):
@@ -226,6 +226,11 @@ class Worker:
             return
         missing = [update.blob for update in weights.updates if update.version > held]
         self._spawn(self._prefetch(message.job_id, missing))
+
+    def _forget(self, job_ids: Sequence[str]) -> None:
+        if job_ids:
+            for executor in self._executors.values():
+                self._spawn(executor.forget(job_ids))
 
     # -------------------------------------------------------------- from the executors
 

@@ -33,10 +33,11 @@ from distribai.core.tasks import Assignment, Outcome, Progress
 from distribai.data.reader import SampleReader
 from distribai.data.shards import DatasetManifest
 from distribai.errors import DistribAIError, InternalFault
-from distribai.merge.delta import DeltaHeader, write_delta
+from distribai.merge.delta import DeltaHeader
 from distribai.merge.version0 import make_version0
 from distribai.merge.weights import Weights
 from distribai.training.channel import Channel, ChannelClosed
+from distribai.training.encoding import write_for
 from distribai.training.versions import CanonicalCopy
 
 RATE = 0.03
@@ -154,7 +155,7 @@ class PretendChild:
             steps=steps,
         )
         path = Path(run.out_dir) / f"{task.task_id}.{task.attempt}.delta.safetensors"
-        blob = write_delta(path, manifest, base, local, header)
+        blob, residual = write_for(run, path, manifest, base, local, header)
         outcome = self._outcome(
             task,
             delta=blob,
@@ -167,7 +168,7 @@ class PretendChild:
                 "seconds": max(time.monotonic() - began, 1e-3),
             },
         )
-        return Done(outcome, str(path))
+        return Done(outcome, str(path), residual)
 
     def _batches(self, task: Assignment) -> Iterator[np.ndarray]:
         if task.data is None:

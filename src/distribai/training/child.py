@@ -109,9 +109,9 @@ class Child:
             progress = Progress(task.task_id, task.attempt, step, task.steps, loss, tokens_per_s)
             self._channel.send(ProgressLine(progress))
 
-        outcome, path = desk.train(run, fetch, gate, report, self._channel.send)
+        done = desk.train(run, fetch, gate, report, self._channel.send)
         self._channel.encoded()
-        return Done(outcome, str(path))
+        return done
 
     def _desk(self, run: Run) -> Desk:
         """The warm desk of the task's job, or a new one."""

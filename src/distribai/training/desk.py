@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from distribai.core.child import FromChild, Run
+from distribai.core.child import Done, FromChild, Run
 from distribai.core.plain import from_plain
 from distribai.core.ranges import split, total
 from distribai.core.spec import BlobRef, JobSpec
@@ -21,10 +21,11 @@ from distribai.data import tokenizers
 from distribai.data.reader import SampleReader
 from distribai.data.shards import DatasetManifest
 from distribai.errors import InternalFault, UsageError
-from distribai.merge.delta import DeltaHeader, write_delta
+from distribai.merge.delta import DeltaHeader
 from distribai.merge.weights import Weights
 from distribai.training import models
 from distribai.training.checkpoint import Budget, Checkpointer
+from distribai.training.encoding import write_for
 from distribai.training.generate import generate
 from distribai.training.loop import (
     NEWCOMER_WARMUP,
@@ -80,7 +81,7 @@ class Desk:
         gate: Gate,
         report: Report,
         tell: Callable[[FromChild], None] = lambda _: None,
-    ) -> tuple[Outcome, Path]:
+    ) -> Done:
         """H inner steps and the delta's file; from the checkpoint in ``run.out_dir`` on, if one
         fits. ``tell`` hears of checkpoints.
 
@@ -135,7 +136,9 @@ class Desk:
             steps=done.steps,
         )
         path = out_dir / f"{task.task_id}.{task.attempt}.delta.safetensors"
-        blob = write_delta(path, self.live.manifest, base, self.live.store(base), header)
+        blob, residual = write_for(
+            run, path, self.live.manifest, base, self.live.store(base), header
+        )
         outcome = Outcome(
             task.task_id,
             task.attempt,
@@ -151,7 +154,7 @@ class Desk:
                 "seconds": done.seconds,
             },
         )
-        return outcome, path
+        return Done(outcome, str(path), residual)
 
     def evaluate(self, task: Assignment, fetch: Fetch, gate: Gate) -> Outcome:
         """Held-out loss over the first ``params["batches"]`` batches: the same for any version.

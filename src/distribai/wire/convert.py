@@ -20,6 +20,7 @@ from distribai.core.tasks import (
     Assignment,
     DatasetRef,
     Outcome,
+    OwnWork,
     Phase,
     Progress,
     UpdateRef,
@@ -190,6 +191,10 @@ def assignment_to_wire(assignment: Assignment, device: int) -> pb.TaskAssign:
         deadline_s=assignment.deadline_s,
         env=dict(assignment.env),
         params_json=canonical_json(assignment.params),
+        own=[
+            pb.OwnWork(task_id=w.task_id, attempt=w.attempt, merged=w.merged)
+            for w in assignment.own
+        ],
     )
 
 
@@ -232,6 +237,7 @@ def assignment_from_wire(message: pb.TaskAssign) -> tuple[Assignment, int]:
         deadline_s=message.deadline_s,
         env=dict(message.env),
         params=params,
+        own=tuple(OwnWork(w.task_id, w.attempt, w.merged) for w in message.own),
     )
     return assignment, message.device
 

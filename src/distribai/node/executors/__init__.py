@@ -6,7 +6,7 @@ names it in ``TaskAssign.executor``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -19,6 +19,7 @@ from distribai.node.blobs import BlobClient, Fetcher
 from distribai.node.cache import BlobCache
 from distribai.node.clock import Clock
 from distribai.node.devices import Place
+from distribai.node.feedback import FeedbackStore
 from distribai.node.keeping import Keeper
 
 
@@ -39,7 +40,8 @@ class Services:
     """What the daemon lends to its executors.
 
     ``log_dir`` holds their children's standard error. ``gate`` gives what the governor wants now.
-    ``checkpoints`` says how running tasks are kept on disk.
+    ``checkpoints`` says how running tasks are kept on disk; ``feedback`` keeps what deltas did not
+    send.
     """
 
     cache: BlobCache
@@ -49,6 +51,7 @@ class Services:
     listener: Listener
     log_dir: Path
     gate: Callable[[], Gate]
+    feedback: FeedbackStore
     command: Sequence[str] = ()
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
 
@@ -95,8 +98,8 @@ class Executor(Protocol):
         """Canonical versions that are in memory, by job."""
         ...
 
-    def forget(self, job_id: str) -> None:
-        """The job has ended; what was kept for it may go."""
+    async def forget(self, job_ids: Collection[str]) -> None:
+        """Jobs have ended; what was kept for them may go."""
         ...
 
     async def close(self) -> None:

@@ -9,13 +9,15 @@ What an earlier daemon had trained to the end is uploaded without training it ag
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from functools import partial
 from pathlib import Path
 
 import structlog
 
 from distribai import spawn
 from distribai.core.child import (
+    RESIDUAL,
     Cancel,
     Checkpointed,
     Done,
@@ -31,6 +33,7 @@ from distribai.core.child import (
     Run,
 )
 from distribai.core.devices import Speed
+from distribai.core.spec import BlobRef
 from distribai.core.tasks import Assignment, Outcome
 from distribai.errors import DistribAIError, Unavailable
 from distribai.node.cache import Pins, sha256_of
@@ -38,6 +41,7 @@ from distribai.node.child import ChildEnded, ChildProcess, start
 from distribai.node.clock import within
 from distribai.node.devices import Place
 from distribai.node.executors import Executor, Services, failed
+from distribai.node.feedback import has_feedback
 from distribai.node.keeping import Keeper
 
 log = structlog.get_logger("distribai.node")
@@ -99,10 +103,10 @@ class PackageExecutor:
         async with self._lock:
             try:
                 keeper.folder.mkdir(parents=True, exist_ok=True)
-                done = await self._reached(keeper)
+                done = await self._reached(assignment, place, keeper)
                 if done is None:
                     done = await self._train(assignment, place, keeper)
-                return await self._deliver(assignment, done, keeper)
+                return await self._deliver(assignment, place, done, keeper)
             except ChildEnded as ended:
                 return failed(assignment, ended.code, ended.reason)
             except DistribAIError as problem:
@@ -164,9 +168,11 @@ class PackageExecutor:
         """Canonical versions in the child, by job."""
         return dict(self._held)
 
-    def forget(self, job_id: str) -> None:
-        """The job has ended."""
-        self._held.pop(job_id, None)
+    async def forget(self, job_ids: Collection[str]) -> None:
+        """Jobs have ended."""
+        for job_id in job_ids:
+            self._held.pop(job_id, None)
+        await asyncio.to_thread(self._services.feedback.forget, job_ids)
 
     async def close(self) -> None:
         """End the child."""
@@ -199,13 +205,23 @@ class PackageExecutor:
 
     # -------------------------------------------------------------- one task
 
-    async def _reached(self, keeper: Keeper) -> Done | None:
-        """What an earlier daemon had trained to the end, if its delta lies there whole."""
-        outcome, path = keeper.record.outcome, keeper.folder / keeper.record.delta
+    async def _reached(self, assignment: Assignment, place: Place, keeper: Keeper) -> Done | None:
+        """What an earlier daemon had trained to the end, if its delta lies there whole, and what
+        the delta leaves unsent."""
+        record = keeper.record
+        outcome, path = record.outcome, keeper.folder / record.delta
         if outcome is None or outcome.delta is None:
             return None
-        if path.is_file() and await asyncio.to_thread(sha256_of, path) == outcome.delta.sha256:
-            return Done(outcome, str(path))
+        whole = path if await asyncio.to_thread(_is_whole, path, outcome.delta) else None
+        if record.residual is not None:
+            look = partial(self._services.feedback.find, assignment, place.device.index)
+            whole = whole or await asyncio.to_thread(look, outcome.delta)
+            rest = keeper.folder / RESIDUAL
+            here = await asyncio.to_thread(_is_whole, rest, record.residual)
+            if not here and await asyncio.to_thread(look, record.residual) is None:
+                whole = None
+        if whole is not None:
+            return Done(outcome, str(whole), record.residual)
         log.warning("a delta is torn or gone; training it again", task=outcome.task_id)
         return None
 
@@ -228,6 +244,10 @@ class PackageExecutor:
         self, assignment: Assignment, place: Place, keeper: Keeper, pins: Pins
     ) -> Done:
         child = await self._ensure()
+        owed = None
+        if has_feedback(assignment):
+            prepare = self._services.feedback.prepare
+            owed = await asyncio.to_thread(prepare, assignment, place.device.index)
         self._at_work, self._keeper = assignment, keeper
         run = Run(
             assignment,
@@ -235,6 +255,7 @@ class PackageExecutor:
             place.torch,
             place.device.threads,
             self._services.checkpoints,
+            owed,
         )
         try:
             await child.send(run)
@@ -294,16 +315,49 @@ class PackageExecutor:
         upload = left * UNKNOWN_UPLOAD if self._upload_s is None else self._upload_s
         await child.send(Finish(assignment.task_id, max(0.0, left - upload)))
 
-    async def _deliver(self, assignment: Assignment, done: Done, keeper: Keeper) -> Outcome:
+    async def _deliver(
+        self, assignment: Assignment, place: Place, done: Done, keeper: Keeper
+    ) -> Outcome:
         delta, path = done.outcome.delta, Path(done.delta_path)
         if delta is None:
             return done.outcome
-        known = keeper.record.outcome
-        if known is None or known.delta != delta:
-            # Trained again after its delta was torn it may have other bytes: what was begun to
-            # upload is of no use then.
-            await keeper.note("trained", outcome=done.outcome, delta=path.name, upload="")
+        await self._tell_the_record(done, keeper)
+        if done.residual is None:
+            await self._upload(assignment, path, delta, keeper)
+            return done.outcome
+        kept, where = self._services.feedback, (assignment, place.device.index)
+        path = await asyncio.to_thread(
+            kept.adopt, *where, keeper.folder, path, delta, done.residual
+        )
+        try:
+            await self._upload(assignment, path, delta, keeper)
+        except (DistribAIError, OSError):
+            await asyncio.to_thread(kept.undo, *where)
+            raise
+        await asyncio.to_thread(kept.settle, *where)
+        return done.outcome
 
+    async def _tell_the_record(self, done: Done, keeper: Keeper) -> None:
+        """Write down what the training came to.
+
+        Raises:
+            OSError: it cannot be written, and it has error feedback: trained again by a later
+                daemon it would have other bytes than what counts.
+        """
+        known = keeper.record.outcome
+        if known is not None and known.delta == done.outcome.delta:
+            return
+        # Trained again after its delta was torn it may have other bytes: what was begun to upload
+        # is of no use then.
+        told = {"outcome": done.outcome, "delta": Path(done.delta_path).name, "upload": ""}
+        if done.residual is None:
+            await keeper.note("trained", **told)
+        else:
+            await keeper.keep("trained", **told, residual=done.residual)
+
+    async def _upload(
+        self, assignment: Assignment, path: Path, delta: BlobRef, keeper: Keeper
+    ) -> None:
         async def begun(upload_id: str) -> None:
             await keeper.note("uploading", upload=upload_id)
 
@@ -312,7 +366,6 @@ class PackageExecutor:
             path, delta, assignment.job_id, upload_id=keeper.record.upload, begun=begun
         )
         self._upload_s = self._services.clock.monotonic() - before
-        return done.outcome
 
 
 class _Provider:
@@ -364,3 +417,7 @@ class _Provider:
     async def _give_up(self, code: str, reason: str) -> None:
         self._problem = (code, reason)
         await self._child.send(Cancel(self._assignment.task_id, reason))
+
+
+def _is_whole(path: Path, blob: BlobRef) -> bool:
+    return path.is_file() and sha256_of(path) == blob.sha256

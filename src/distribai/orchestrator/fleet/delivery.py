@@ -12,10 +12,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from distribai.core.codecs import feeds_back
 from distribai.core.paradigms import paradigm
 from distribai.core.spec import BlobRef
 from distribai.core.states import Intent, JobState, RoundState, TaskState
-from distribai.core.tasks import Assignment, DatasetRef, UpdateRef, WeightsRef
+from distribai.core.tasks import Assignment, DatasetRef, OwnWork, UpdateRef, WeightsRef
 from distribai.errors import Unavailable
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.fleet.registry import (
@@ -37,6 +38,10 @@ from distribai.wire.v1 import distribai_pb2 as pb
 
 MAX_UPDATES = 8
 """Updates that a reference names at most: a node further behind takes the snapshot anyway."""
+
+MAX_OWN = 32
+"""Accepted submissions of its own that a node is told of, the newest: twice as many as may be open
+in its hands (``node.feedback.MAX_OPEN``)."""
 
 FINAL = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.DECLINED})
 
@@ -150,7 +155,18 @@ async def build_assignment(tx: Tx, job: AnyRow, task: AnyRow) -> Assignment:
         isolation=job.spec["resources"].get("isolation", "L0"),
         env={"RANK": str(task.slot), "WORLD_SIZE": str(world_size)},
         params=params,
+        own=await _own_work(tx, job, task),
     )
+
+
+async def _own_work(tx: Tx, job: AnyRow, task: AnyRow) -> tuple[OwnWork, ...]:
+    """What became of the node's earlier deltas: with error feedback it adds back what came to
+    nothing."""
+    if task.phase != "train" or not feeds_back(spec_of(job).rounds.codec_up):
+        return ()
+    found = await work.own_work(tx, job.id, task.node_id, MAX_OWN)
+    found.pop((task.id, task.attempt), None)
+    return tuple(OwnWork(*key, merged) for key, merged in sorted(found.items()))
 
 
 async def weights_ref(tx: Tx, job: AnyRow, number: int) -> WeightsRef:

@@ -10,12 +10,15 @@ from distribai.core.devices import Device, Machine, TaskInHand
 from distribai.core.ids import node_id as id_of_key
 from distribai.core.plain import to_plain
 from distribai.core.states import (
+    JOB,
     TASK,
     Intent,
+    JobState,
     Liveness,
     Standing,
     TaskState,
     check,
+    is_terminal,
 )
 from distribai.core.text import clean
 from distribai.errors import NotAllowed, ProtocolMismatch
@@ -30,8 +33,15 @@ from distribai.orchestrator.rounds.late import destination, may_come_back
 from distribai.orchestrator.secrets import hash_secret, new_secret
 from distribai.store import leases
 from distribai.store.engine import AnyRow, Tx
-from distribai.store.statements import fleet, work
-from distribai.wire.convert import MAX_NAME, devices_from_wire, in_hand_from_wire
+from distribai.store.statements import fleet, jobs, work
+from distribai.wire.convert import (
+    MAX_NAME,
+    MAX_NAMES,
+    check_id,
+    devices_from_wire,
+    in_hand_from_wire,
+    malformed,
+)
 from distribai.wire.machines import machine_from_wire
 from distribai.wire.signing import verify_register
 from distribai.wire.v1 import distribai_pb2 as pb
@@ -94,6 +104,7 @@ async def register(grid: Grid, message: pb.RegisterSession, nonce: bytes) -> Reg
         heartbeat_s=grid.settings.liveness.heartbeat_s,
         keep=_hands(keep),
         drop=_hands(drop),
+        ended=await _ended(grid, message.jobs),
     )
     return Registered(session, ack)
 
@@ -159,6 +170,19 @@ async def _enter(
         )
     session.protocol, session.token_until = protocol, until
     return session, token, resumed, held
+
+
+async def _ended(grid: Grid, named: Iterable[str]) -> list[str]:
+    """Of the jobs of which a node keeps something those that have ended, or that nobody knows."""
+    wanted = sorted({check_id(job_id, "RegisterSession.jobs") for job_id in named})
+    if len(wanted) > MAX_NAMES:
+        malformed(f"a node keeps something of {len(wanted)} jobs")
+    if not wanted:
+        return []
+    async with grid.db.read() as tx:
+        found = [await jobs.get(tx, job_id) for job_id in wanted]
+    open_ones = {j.id for j in found if j is not None and not is_terminal(JOB, JobState(j.state))}
+    return [job_id for job_id in wanted if job_id not in open_ones]
 
 
 def read_intent(text: str) -> Intent:

@@ -248,6 +248,42 @@ async def submissions_of_round(tx: Tx, job_id: str, number: int, take: int) -> S
     )
 
 
+async def own_work(tx: Tx, job_id: str, node_id: str, limit: int) -> dict[tuple[str, int], bool]:
+    """What became of a node's training for a job, by task and attempt: True, it is merged; False,
+    it may be merged yet. Of accepted work the newest ``limit``; what is not here came to nothing.
+    """
+    unjudged = await tx.all(
+        select(tasks.c.id, tasks.c.attempt).where(
+            tasks.c.job_id == job_id,
+            tasks.c.node_id == node_id,
+            tasks.c.phase == "train",
+            tasks.c.state.in_(_values(OPEN_TASKS)),
+        )
+    )
+    accepted = await tx.all(
+        select(submissions.c.task_id, submissions.c.attempt, rounds.c.state)
+        .join(
+            rounds,
+            and_(
+                rounds.c.job_id == submissions.c.job_id,
+                rounds.c.number == submissions.c.round,
+                rounds.c.take == submissions.c.take,
+            ),
+            isouter=True,  # late work may wait for a round that is not open yet
+        )
+        .where(
+            submissions.c.job_id == job_id,
+            submissions.c.node_id == node_id,
+            submissions.c.phase == "train",
+        )
+        .order_by(submissions.c.accepted_at.desc(), submissions.c.task_id)
+        .limit(limit)
+    )
+    found = {(row.id, row.attempt): False for row in unjudged}
+    found |= {(row.task_id, row.attempt): row.state == RoundState.MERGED for row in accepted}
+    return found
+
+
 async def speeds(tx: Tx, job_id: str, since_round: int) -> dict[tuple[str, int], float]:
     """Tokens per second of (node, device) in a job: the best since ``since_round``.
 

@@ -133,7 +133,7 @@ class Challenge(_message.Message):
     def __init__(self, nonce: _Optional[bytes] = ..., grid_id: _Optional[str] = ..., protocol_min: _Optional[int] = ..., protocol_max: _Optional[int] = ...) -> None: ...
 
 class RegisterSession(_message.Message):
-    __slots__ = ("protocol", "public_key", "signature", "invite", "name", "software", "devices", "tasks", "blobs", "resume_session", "received", "intent", "machine")
+    __slots__ = ("protocol", "public_key", "signature", "invite", "name", "software", "devices", "tasks", "blobs", "resume_session", "received", "intent", "machine", "jobs")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     PUBLIC_KEY_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
@@ -147,6 +147,7 @@ class RegisterSession(_message.Message):
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
     INTENT_FIELD_NUMBER: _ClassVar[int]
     MACHINE_FIELD_NUMBER: _ClassVar[int]
+    JOBS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     public_key: bytes
     signature: bytes
@@ -160,10 +161,11 @@ class RegisterSession(_message.Message):
     received: int
     intent: str
     machine: Machine
-    def __init__(self, protocol: _Optional[int] = ..., public_key: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., invite: _Optional[str] = ..., name: _Optional[str] = ..., software: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., tasks: _Optional[_Iterable[_Union[TaskInHand, _Mapping]]] = ..., blobs: _Optional[_Iterable[str]] = ..., resume_session: _Optional[str] = ..., received: _Optional[int] = ..., intent: _Optional[str] = ..., machine: _Optional[_Union[Machine, _Mapping]] = ...) -> None: ...
+    jobs: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, protocol: _Optional[int] = ..., public_key: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., invite: _Optional[str] = ..., name: _Optional[str] = ..., software: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., tasks: _Optional[_Iterable[_Union[TaskInHand, _Mapping]]] = ..., blobs: _Optional[_Iterable[str]] = ..., resume_session: _Optional[str] = ..., received: _Optional[int] = ..., intent: _Optional[str] = ..., machine: _Optional[_Union[Machine, _Mapping]] = ..., jobs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RegisterAck(_message.Message):
-    __slots__ = ("protocol", "node_id", "session_id", "session_token", "resumed", "received", "heartbeat_s", "keep", "drop")
+    __slots__ = ("protocol", "node_id", "session_id", "session_token", "resumed", "received", "heartbeat_s", "keep", "drop", "ended")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
@@ -173,6 +175,7 @@ class RegisterAck(_message.Message):
     HEARTBEAT_S_FIELD_NUMBER: _ClassVar[int]
     KEEP_FIELD_NUMBER: _ClassVar[int]
     DROP_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     node_id: str
     session_id: str
@@ -182,7 +185,8 @@ class RegisterAck(_message.Message):
     heartbeat_s: float
     keep: _containers.RepeatedCompositeFieldContainer[TaskInHand]
     drop: _containers.RepeatedCompositeFieldContainer[TaskInHand]
-    def __init__(self, protocol: _Optional[int] = ..., node_id: _Optional[str] = ..., session_id: _Optional[str] = ..., session_token: _Optional[str] = ..., resumed: _Optional[bool] = ..., received: _Optional[int] = ..., heartbeat_s: _Optional[float] = ..., keep: _Optional[_Iterable[_Union[TaskInHand, _Mapping]]] = ..., drop: _Optional[_Iterable[_Union[TaskInHand, _Mapping]]] = ...) -> None: ...
+    ended: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, protocol: _Optional[int] = ..., node_id: _Optional[str] = ..., session_id: _Optional[str] = ..., session_token: _Optional[str] = ..., resumed: _Optional[bool] = ..., received: _Optional[int] = ..., heartbeat_s: _Optional[float] = ..., keep: _Optional[_Iterable[_Union[TaskInHand, _Mapping]]] = ..., drop: _Optional[_Iterable[_Union[TaskInHand, _Mapping]]] = ..., ended: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SessionToken(_message.Message):
     __slots__ = ("token",)
@@ -257,8 +261,18 @@ class WeightsRef(_message.Message):
     updates: _containers.RepeatedCompositeFieldContainer[UpdateRef]
     def __init__(self, version: _Optional[int] = ..., weights_hash: _Optional[str] = ..., snapshot: _Optional[_Union[BlobRef, _Mapping]] = ..., snapshot_version: _Optional[int] = ..., updates: _Optional[_Iterable[_Union[UpdateRef, _Mapping]]] = ...) -> None: ...
 
+class OwnWork(_message.Message):
+    __slots__ = ("task_id", "attempt", "merged")
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    MERGED_FIELD_NUMBER: _ClassVar[int]
+    task_id: str
+    attempt: int
+    merged: bool
+    def __init__(self, task_id: _Optional[str] = ..., attempt: _Optional[int] = ..., merged: _Optional[bool] = ...) -> None: ...
+
 class TaskAssign(_message.Message):
-    __slots__ = ("job_id", "task_id", "attempt", "round", "phase", "paradigm", "executor", "isolation", "device", "base", "dataset", "samples", "spec_json", "inner_step_offset", "steps", "deadline_s", "env", "params_json")
+    __slots__ = ("job_id", "task_id", "attempt", "round", "phase", "paradigm", "executor", "isolation", "device", "base", "dataset", "samples", "spec_json", "inner_step_offset", "steps", "deadline_s", "env", "params_json", "own")
     class EnvEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -284,6 +298,7 @@ class TaskAssign(_message.Message):
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
     ENV_FIELD_NUMBER: _ClassVar[int]
     PARAMS_JSON_FIELD_NUMBER: _ClassVar[int]
+    OWN_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     task_id: str
     attempt: int
@@ -302,7 +317,8 @@ class TaskAssign(_message.Message):
     deadline_s: float
     env: _containers.ScalarMap[str, str]
     params_json: str
-    def __init__(self, job_id: _Optional[str] = ..., task_id: _Optional[str] = ..., attempt: _Optional[int] = ..., round: _Optional[int] = ..., phase: _Optional[str] = ..., paradigm: _Optional[str] = ..., executor: _Optional[str] = ..., isolation: _Optional[str] = ..., device: _Optional[int] = ..., base: _Optional[_Union[WeightsRef, _Mapping]] = ..., dataset: _Optional[_Union[BlobRef, _Mapping]] = ..., samples: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., spec_json: _Optional[str] = ..., inner_step_offset: _Optional[int] = ..., steps: _Optional[int] = ..., deadline_s: _Optional[float] = ..., env: _Optional[_Mapping[str, str]] = ..., params_json: _Optional[str] = ...) -> None: ...
+    own: _containers.RepeatedCompositeFieldContainer[OwnWork]
+    def __init__(self, job_id: _Optional[str] = ..., task_id: _Optional[str] = ..., attempt: _Optional[int] = ..., round: _Optional[int] = ..., phase: _Optional[str] = ..., paradigm: _Optional[str] = ..., executor: _Optional[str] = ..., isolation: _Optional[str] = ..., device: _Optional[int] = ..., base: _Optional[_Union[WeightsRef, _Mapping]] = ..., dataset: _Optional[_Union[BlobRef, _Mapping]] = ..., samples: _Optional[_Iterable[_Union[SampleRange, _Mapping]]] = ..., spec_json: _Optional[str] = ..., inner_step_offset: _Optional[int] = ..., steps: _Optional[int] = ..., deadline_s: _Optional[float] = ..., env: _Optional[_Mapping[str, str]] = ..., params_json: _Optional[str] = ..., own: _Optional[_Iterable[_Union[OwnWork, _Mapping]]] = ...) -> None: ...
 
 class TaskAccept(_message.Message):
     __slots__ = ("task_id", "attempt", "accepted", "reason")
