@@ -506,11 +506,6 @@ def test_an_empty_round_writes_no_file(tmp_path: Path):
     assert [p.name for p in tmp_path.iterdir()] == ["w"]
 
 
-def test_a_lossy_update_codec_is_not_made_silently(tmp_path: Path):
-    with pytest.raises(ValueError, match="int4"):
-        files(tmp_path, [], codec="int4")
-
-
 def files(folder: Path, rows: list, codec: str = "fp32"):
     return merge_files(
         VECTOR,

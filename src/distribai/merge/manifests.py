@@ -7,7 +7,8 @@ chain of round manifests from version 0 on is the lineage of a version.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,10 @@ from distribai.core.spec import BlobRef
 from distribai.core.tensors import ParameterManifest, TensorSpec
 from distribai.merge.choices import MergeChoices, choose, make_inputs
 from distribai.merge.delta import Delta
+from distribai.merge.down import Exact, is_exact, send_down
+from distribai.merge.feedback import open_residual, passing
 from distribai.merge.kernel import Floats, Targets, walk
+from distribai.merge.update import open_update
 from distribai.merge.weights import (
     TensorHash,
     combined_hash,
@@ -72,7 +76,9 @@ class RoundManifest:
     """One round: base version, accepted submissions in their written order, choices, result.
 
     Outer coefficients are in ``choices``, as hex floats. ``base_momentum_hash`` is empty when the
-    round had no momentum before it.
+    round had no momentum before it. ``codec_down`` is what its update is encoded in;
+    ``base_residual_hash`` and ``residual_hash`` are of what that leg kept before and keeps now,
+    empty when it keeps nothing.
     """
 
     job_id: str
@@ -85,6 +91,9 @@ class RoundManifest:
     choices: MergeChoices
     weights_hash: str
     momentum_hash: str
+    codec_down: str = "fp32"
+    base_residual_hash: str = ""
+    residual_hash: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +103,7 @@ class Replay:
     weights_hash: str
     momentum_hash: str
     problems: tuple[str, ...]
+    residual_hash: str = ""
 
     @property
     def ok(self) -> bool:
@@ -107,8 +117,11 @@ def replay_round(
     theta: Path,
     momentum: Path | None,
     deltas: Sequence[Delta],
+    *,
+    residual: Path | None = None,
+    update: Path | None = None,
 ) -> Replay:
-    """Compute a round again from its files and compare, bit for bit; writes nothing.
+    """Compute a round again from its files and compare, bit for bit; leaves nothing behind.
 
     The recorded choices are used as they are, and derived anew from the submissions' tokens and
     staleness: the order and the rows left out must agree exactly, scalars within 1e-6. Each delta
@@ -123,10 +136,13 @@ def replay_round(
         theta: weights file of the base version.
         momentum: momentum file of the base version; None if there was none.
         deltas: one for each submission, in any order.
+        residual: what the way down had kept at the base version; None if nothing.
+        update: the encoded update that the round made, to be compared; None: it is not.
 
     Raises:
         Integrity: a file is malformed or belongs to another model.
         ValueError: a delta is missing or superfluous.
+        OSError: there is no room for the exact update, in the system's temporary directory.
     """
     by_task = {d.header.task_id: d for d in deltas}
     if by_task.keys() != {s.task_id for s in record.submissions} or len(by_task) != len(deltas):
@@ -142,16 +158,42 @@ def replay_round(
     found = "" if base_momentum is None else weights_hash(momentum_of, base_momentum)
     if found != record.base_momentum_hash:
         problems.append(f"the base momentum hashes to {found!r}, not {record.base_momentum_hash!r}")
+    kept = None if residual is None else open_residual(residual, manifest)
+    found = "" if kept is None else weights_hash(passing(manifest), dict(kept.arrays))
+    if found != record.base_residual_hash:
+        problems.append(f"the base residual hashes to {found!r}, not {record.base_residual_hash!r}")
     if problems:
         return Replay("", "", tuple(problems))
-    sink = _HashSink(manifest)
-    walk(make_inputs(manifest, base, base_momentum, rows, record.choices), sink, threads=1)
-    new, new_momentum = sink.hash_theta(manifest), sink.hash_momentum(momentum_of)
-    if new != record.weights_hash:
-        problems.append(f"the new weights hash to {new}, not {record.weights_hash}")
-    if new_momentum != record.momentum_hash:
-        problems.append(f"the new momentum hashes to {new_momentum}, not {record.momentum_hash}")
-    return Replay(new, new_momentum, tuple(problems))
+    sink = _HashSink(manifest, None if update is None else _stored(update, manifest, record))
+    inputs = make_inputs(manifest, base, base_momentum, rows, record.choices)
+    if is_exact(record.codec_down, bool(record.residual_hash)):
+        walk(inputs, sink, threads=1)
+    else:
+        with Exact(manifest, Path(tempfile.gettempdir())) as exact:
+            walk(inputs, _ExactSink(sink, exact), threads=1)
+            send_down(manifest, base, exact.arrays, kept, record.codec_down, sink)
+    for what, again, told in (
+        ("weights hash", weights := sink.hash_of(manifest, sink.weights), record.weights_hash),
+        ("momentum hashes", mass := sink.hash_of(momentum_of, sink.momenta), record.momentum_hash),
+        (
+            "residual hashes",
+            rest := sink.hash_of(passing(manifest), sink.rests) if record.residual_hash else "",
+            record.residual_hash,
+        ),
+    ):
+        if again != told:
+            problems.append(f"the new {what} to {again}, not {told}")
+    problems += sorted(f"the update's {name!r} is another one" for name in sink.differing)
+    return Replay(weights, mass, tuple(problems), rest)
+
+
+def _stored(path: Path, manifest: ParameterManifest, record: RoundManifest) -> Mapping[str, Any]:
+    claims: dict[str, str | int] = {
+        "job_id": record.job_id,
+        "version": record.round + 1,
+        "codec": record.codec_down,
+    }
+    return open_update(path, manifest, claims).arrays
 
 
 def _compare_choices(record: RoundManifest, rows: Sequence[Delta]) -> list[str]:
@@ -186,11 +228,14 @@ def _numbers(texts: Sequence[str]) -> list[float]:
 
 
 class _HashSink:
-    """Hashes results as they come, in order: for one thread."""
+    """Hashes results as they come, in order, and compares the update: for one thread."""
 
-    def __init__(self, manifest: ParameterManifest) -> None:
-        self._theta = {t.name: hashlib.sha256() for t in manifest.tensors}
-        self._momentum = {t.name: hashlib.sha256() for t in trainable(manifest).tensors}
+    def __init__(self, manifest: ParameterManifest, update: Mapping[str, Any] | None) -> None:
+        self.weights = {t.name: hashlib.sha256() for t in manifest.tensors}
+        self.momenta = {t.name: hashlib.sha256() for t in trainable(manifest).tensors}
+        self.rests = {t.name: hashlib.sha256() for t in passing(manifest).tensors}
+        self.differing: set[str] = set()
+        self._update = update
 
     def targets(self, spec: TensorSpec, start: int, stop: int) -> Targets:
         return Targets()
@@ -198,18 +243,56 @@ class _HashSink:
     def done(
         self, spec: TensorSpec, start: int, theta: Floats, momentum: Floats | None, update: Floats
     ) -> None:
-        self.plain(spec, start, theta)
-        if momentum is not None:
-            self._momentum[spec.name].update(_bytes(momentum))
+        self.theta(spec, start, theta)
+        self.momentum(spec, momentum)
+        self._compare(spec.name, start, update)
+
+    def momentum(self, spec: TensorSpec, values: Floats | None) -> None:
+        if values is not None:
+            self.momenta[spec.name].update(_bytes(values))
 
     def plain(self, spec: TensorSpec, start: int, values: NDArray[Any]) -> None:
-        self._theta[spec.name].update(_bytes(values))
+        self.weights[spec.name].update(_bytes(values))
+        if spec.role != "frozen":
+            self._compare(spec.name, start, values)
 
-    def hash_theta(self, manifest: ParameterManifest) -> str:
-        return _combined(manifest, self._theta)
+    def stored(self, name: str, values: NDArray[Any]) -> None:
+        self._compare(name, 0, values)
 
-    def hash_momentum(self, manifest: ParameterManifest) -> str:
-        return _combined(manifest, self._momentum)
+    def theta(self, spec: TensorSpec, start: int, values: Floats) -> None:
+        self.weights[spec.name].update(_bytes(values))
+
+    def kept(self, spec: TensorSpec, start: int, values: Floats) -> None:
+        self.rests[spec.name].update(_bytes(values))
+
+    def hash_of(self, manifest: ParameterManifest, hashes: dict[str, Any]) -> str:
+        return _combined(manifest, hashes)
+
+    def _compare(self, name: str, start: int, values: NDArray[Any]) -> None:
+        if self._update is None:
+            return
+        told = self._update[name].reshape(-1)[start : start + values.size]
+        if _bytes(told) != _bytes(values):
+            self.differing.add(name)
+
+
+@dataclass(frozen=True, slots=True)
+class _ExactSink:
+    """The exact update waits to be encoded; the rest is hashed."""
+
+    sink: _HashSink
+    exact: Exact
+
+    def targets(self, spec: TensorSpec, start: int, stop: int) -> Targets:
+        return Targets(update=self.exact.arrays[spec.name][start:stop])
+
+    def done(
+        self, spec: TensorSpec, start: int, theta: Floats, momentum: Floats | None, update: Floats
+    ) -> None:
+        self.sink.momentum(spec, momentum)
+
+    def plain(self, spec: TensorSpec, start: int, values: NDArray[Any]) -> None:
+        self.sink.plain(spec, start, values)
 
 
 def _combined(manifest: ParameterManifest, hashes: dict[str, Any]) -> str:

@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 
 from distribai.core.spec import BlobRef
 from distribai.core.tensors import ParameterManifest, TensorSpec
-from distribai.errors import Integrity
 from distribai.merge.choices import MergeChoices, choose, make_inputs, outer_coefficients
 from distribai.merge.delta import Delta
+from distribai.merge.down import Exact, is_exact, not_finite, send_down
+from distribai.merge.feedback import Feedback, open_residual, passing, residual_writer
 from distribai.merge.kernel import Floats, Targets, walk
 from distribai.merge.tensorfile import TensorWriter, open_tensors
 from distribai.merge.update import UpdateHeader, apply_update, update_writer, write_update
@@ -57,7 +58,11 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class MergedFiles:
-    """What :func:`merge_files` made; ``tensors`` are the new weights', in manifest order."""
+    """What :func:`merge_files` made; ``tensors`` are the new weights', in manifest order.
+
+    ``residual`` is what the update's codec did not send, ``residual_hash`` its one hash; None and
+    empty without error feedback.
+    """
 
     theta: BlobRef
     momentum: BlobRef
@@ -66,6 +71,8 @@ class MergedFiles:
     weights_hash: str
     momentum_hash: str
     choices: MergeChoices
+    residual: BlobRef | None = None
+    residual_hash: str = ""
 
 
 def merge_round(
@@ -128,8 +135,10 @@ def merge_files(
     header: UpdateHeader,
     threads: int = 1,
     staleness: Sequence[int] = (),
+    feedback: Feedback | None = None,
 ) -> MergedFiles:
-    """One round between files, with memory independent of model size and number of deltas.
+    """One round between files, with memory independent of the number of deltas, and of model size
+    but for the encoded update of one tensor.
 
     Args:
         manifest: the model's.
@@ -141,21 +150,21 @@ def merge_files(
         mu: see :func:`merge_round`.
         out_theta: where the weights file of v + 1 shall lie.
         out_momentum: where its momentum file shall lie.
-        out_update: where the encoded update shall lie; codec ``fp32``.
-        header: of the update; ``version`` is v + 1.
+        out_update: where the encoded update shall lie.
+        header: of the update; ``version`` is v + 1. Its codec decides what is applied.
         threads: how many to use; changes no bit.
         staleness: of each delta, see :func:`choose`.
+        feedback: residual of version v, and where that of v + 1 shall lie; None: no error feedback.
 
     Raises:
         Conflict: ``merge.empty``: no row has tokens. Nothing is written then, nor with any other
-            error, except that after an OSError while finishing some of the three may be there.
+            error, except that after an OSError while finishing some of the files may be there.
         Integrity: ``tensor.format``, ``tensor.manifest``: files or deltas of another model;
             ``tensor.nonfinite``: the new weights would hold NaN or infinity.
-        ValueError: see :func:`choose`; or a codec that changes values, which needs error feedback.
+        InvalidSpec: ``codec.unknown``.
+        ValueError: see :func:`choose`.
         OSError: a file cannot be read or written.
     """
-    if header.codec != "fp32":
-        raise ValueError(f"updates in codec {header.codec!r} are not made here")
     choices = choose(deltas, weights, eta, mu, staleness)
     momentum_of = trainable(manifest)
     old = open_tensors(theta, weights_layout(manifest))
@@ -177,15 +186,29 @@ def merge_files(
         release,
     )
     with ExitStack() as stack:
-        sink = _FileSink(
+        out = _Files(
             stack.enter_context(TensorWriter(out_theta, weights_layout(manifest), {})),
             stack.enter_context(TensorWriter(out_momentum, weights_layout(momentum_of), {})),
             stack.enter_context(update_writer(out_update, manifest, header)),
+            None
+            if feedback is None
+            else stack.enter_context(residual_writer(feedback.out, manifest)),
         )
-        walk(inputs, sink, threads)
-        written = sink.theta.commit()
-        written_momentum = sink.momentum.commit()
-        update = sink.update.commit().blob
+        if is_exact(header.codec, feedback is not None):
+            walk(inputs, _FileSink(out), threads)
+        else:
+            kept = None
+            if feedback is not None and feedback.kept is not None:
+                kept = open_residual(feedback.kept, manifest)
+            exact = stack.enter_context(Exact(manifest, out_update.parent))
+            walk(inputs, _ExactSink(out, exact), threads)
+            send_down(
+                manifest, inputs.theta, exact.arrays, kept, header.codec, _DownSink(out), release
+            )
+        written = out.theta.commit()
+        written_momentum = out.momentum.commit()
+        rest = None if out.rest is None else out.rest.commit()
+        update = out.update.commit().blob
     tensors = _hashes(manifest, written.tensors)
     return MergedFiles(
         theta=written.blob,
@@ -195,6 +218,10 @@ def merge_files(
         weights_hash=combined_hash(tensors),
         momentum_hash=combined_hash(_hashes(momentum_of, written_momentum.tensors)),
         choices=choices,
+        residual=None if rest is None else rest.blob,
+        residual_hash=""
+        if rest is None
+        else combined_hash(_hashes(passing(manifest), rest.tensors)),
     )
 
 
@@ -237,10 +264,20 @@ class _ArraySink:
 
 
 @dataclass(frozen=True, slots=True)
-class _FileSink:
+class _Files:
+    """What a merge writes; ``rest`` with error feedback."""
+
     theta: TensorWriter
     momentum: TensorWriter
     update: TensorWriter
+    rest: TensorWriter | None
+
+
+@dataclass(frozen=True, slots=True)
+class _FileSink:
+    """The exact update is sent and applied."""
+
+    out: _Files
 
     def targets(self, spec: TensorSpec, start: int, stop: int) -> Targets:
         return Targets()
@@ -249,20 +286,53 @@ class _FileSink:
         self, spec: TensorSpec, start: int, theta: Floats, momentum: Floats | None, update: Floats
     ) -> None:
         if not all_finite(theta):
-            raise Integrity(
-                "tensor.nonfinite",
-                f"The merged {spec.name!r} would hold NaN or infinity.",
-                "Look at the submissions of this round; lower the learning rate.",
-            )
-        self.theta.write(spec.name, start, theta)
+            raise not_finite(spec)
+        self.out.theta.write(spec.name, start, theta)
         if momentum is not None:
-            self.momentum.write(spec.name, start, momentum)
-        self.update.write(spec.name, start, update)
+            self.out.momentum.write(spec.name, start, momentum)
+        self.out.update.write(spec.name, start, update)
 
     def plain(self, spec: TensorSpec, start: int, values: NDArray[Any]) -> None:
-        self.theta.write(spec.name, start, values)
+        self.out.theta.write(spec.name, start, values)
         if spec.role != "frozen":
-            self.update.write(spec.name, start, values)
+            self.out.update.write(spec.name, start, values)
+
+
+@dataclass(frozen=True, slots=True)
+class _ExactSink:
+    """The exact update waits until all of a tensor is there, to be encoded."""
+
+    out: _Files
+    exact: Exact
+
+    def targets(self, spec: TensorSpec, start: int, stop: int) -> Targets:
+        return Targets(update=self.exact.arrays[spec.name][start:stop])
+
+    def done(
+        self, spec: TensorSpec, start: int, theta: Floats, momentum: Floats | None, update: Floats
+    ) -> None:
+        if momentum is not None:
+            self.out.momentum.write(spec.name, start, momentum)
+
+    def plain(self, spec: TensorSpec, start: int, values: NDArray[Any]) -> None:
+        _FileSink(self.out).plain(spec, start, values)
+
+
+@dataclass(frozen=True, slots=True)
+class _DownSink:
+    """The encoded update, and what comes of it."""
+
+    out: _Files
+
+    def stored(self, name: str, values: NDArray[Any]) -> None:
+        self.out.update.write(name, 0, values)
+
+    def theta(self, spec: TensorSpec, start: int, values: Floats) -> None:
+        self.out.theta.write(spec.name, start, values)
+
+    def kept(self, spec: TensorSpec, start: int, values: Floats) -> None:
+        if self.out.rest is not None:
+            self.out.rest.write(spec.name, start, values)
 
 
 def _hashes(manifest: ParameterManifest, by_name: Mapping[str, str]) -> tuple[TensorHash, ...]:

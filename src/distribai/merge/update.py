@@ -64,6 +64,27 @@ def write_update(
         return writer.commit().blob
 
 
+def open_update(path: Path, manifest: ParameterManifest, expect: UpdateHeader | Claims) -> Packed:
+    """Map an update after its header was checked.
+
+    Raises:
+        Integrity: ``tensor.format`` or ``tensor.manifest``: malformed, for another model or job,
+            or not what was expected.
+        InvalidSpec: ``codec.unknown``.
+        OSError: the file cannot be read.
+    """
+
+    def layout(metadata: Mapping[str, str]) -> Layout:
+        header = from_metadata(KIND, UpdateHeader, metadata)
+        require(header, {"manifest_hash": manifest_hash(manifest)})
+        require(header, expect)
+        return packed_layout(manifest, codec(header.codec))
+
+    file = open_tensors(path, layout)
+    header = from_metadata(KIND, UpdateHeader, file.metadata)
+    return Packed(codec(header.codec), file.arrays, file)
+
+
 def apply_update(
     manifest: ParameterManifest,
     canonical: Weights,
@@ -91,16 +112,7 @@ def apply_update(
     """
     check_arithmetic()
     check_weights(manifest.tensors, canonical)
-
-    def layout(metadata: Mapping[str, str]) -> Layout:
-        header = from_metadata(KIND, UpdateHeader, metadata)
-        require(header, {"manifest_hash": manifest_hash(manifest)})
-        require(header, expect or {})
-        return packed_layout(manifest, codec(header.codec))
-
-    file = open_tensors(path, layout)
-    header = from_metadata(KIND, UpdateHeader, file.metadata)
-    packed = Packed(codec(header.codec), file.arrays, file)
+    packed = open_update(path, manifest, expect or {})
     out = canonical if in_place else _empty_like(manifest, canonical)
     for spec in manifest.tensors:
         old, new = flat(canonical[spec.name]), flat(out[spec.name])

@@ -213,6 +213,10 @@ versions = Table(
     Column("outer_sha", SHA, nullable=False, default=""),
     Column("outer_size", BigInteger, nullable=False, default=0),
     Column("outer_hash", SHA, nullable=False, default=""),
+    # What the codec of the way down did not send: the other half of the outer state.
+    Column("residual_sha", SHA, nullable=False, default="", server_default=""),
+    Column("residual_size", BigInteger, nullable=False, default=0, server_default="0"),
+    Column("residual_hash", SHA, nullable=False, default="", server_default=""),
     Column("manifest", JSON, nullable=False),
     Column("contributors", Integer, nullable=False, default=0),
     Column("tokens", BigInteger, nullable=False, default=0),

@@ -6,8 +6,9 @@ own means and not the orchestrator's, and lists everything that must not be:
 - a sample position that was consumed twice by accepted work, or by none and is not in the pool;
 - accepted work that is in no merged round, or in its round's manifest not exactly once, or that
   started from other bits than its version's;
-- a round that, computed again from its base, its momentum and the accepted deltas, does not give
-  the recorded weights and momentum bit for bit: hence what died in between has left no trace;
+- a round that, computed again from its base, its momentum, what the way down had kept, and the
+  accepted deltas, does not give the recorded weights, momentum, update and rest bit for bit: hence
+  what died in between has left no trace;
 - a version whose file, update or place in the lineage does not fit; a file that is not its hash;
 - a task that has not ended, or whose acceptance is not exactly one event; likewise a round's merge.
 
@@ -89,7 +90,7 @@ def audit(state: Path, job_id: str, blobs: Path | None = None) -> Audit:
     files = _Files(state / "blobs" if blobs is None else blobs)
     problems = [*_positions(records), *_work(records, spec), *_ends(records)]
     for row in records.merged:
-        problems += _round(records, files, manifest, row)
+        problems += _round(records, files, spec, manifest, row)
     return Audit(len(records.merged), len(records.trained), tuple(problems))
 
 
@@ -194,7 +195,11 @@ def _ends(records: _Records) -> Iterator[str]:
 
 
 def _round(
-    records: _Records, files: _Files, manifest: ParameterManifest, row: sqlite3.Row
+    records: _Records,
+    files: _Files,
+    spec: JobSpec,
+    manifest: ParameterManifest,
+    row: sqlite3.Row,
 ) -> Sequence[str]:
     name = f"round {row['number']}"
     base, new = records.versions.get(row["number"]), records.versions.get(row["number"] + 1)
@@ -214,6 +219,8 @@ def _round(
         return [f"{name} merged work on another version than was accepted"]
     if all(s.staleness for s in record.submissions):
         return [f"{name} merged nothing but late work"]
+    if record.codec_down != spec.codec_down_of(row["number"]):
+        return [f"{name} sent its update as {record.codec_down}, which is not the job's"]
     try:
         return [
             f"{name}: {problem}" for problem in _replay(files, manifest, record, dict(base), new)
@@ -233,6 +240,9 @@ def _replay(
         yield "it started from other weights or momentum than its version's"
     if (record.weights_hash, record.momentum_hash) != (new["weights_hash"], new["outer_hash"]):
         yield "its weights or momentum are not those of the version that it made"
+    kept = (base["residual_hash"], new["residual_hash"])
+    if (record.base_residual_hash, record.residual_hash) != kept:
+        yield "what it kept is not what its versions have"
     theta = files.path(base["weights_sha"], base["weights_size"])
     momentum = files.path(base["outer_sha"], base["outer_size"]) if base["outer_sha"] else None
     deltas = [
@@ -247,12 +257,19 @@ def _replay(
         )
         for s in record.submissions
     ]
-    yield from replay_round(manifest, record, theta, momentum, deltas).problems
+    residual = None
+    if base["residual_sha"]:
+        residual = files.path(base["residual_sha"], base["residual_size"])
+    update = files.path(new["update_sha"], new["update_size"])
+    yield from replay_round(
+        manifest, record, theta, momentum, deltas, residual=residual, update=update
+    ).problems
+    if new["residual_sha"]:
+        files.path(new["residual_sha"], new["residual_size"])
     stored = open_weights(files.path(new["weights_sha"], new["weights_size"]), manifest)
     if weights_hash(manifest, stored) != record.weights_hash:
         yield "the stored weights are not the recorded ones"
     files.path(new["outer_sha"], new["outer_size"])
-    update = files.path(new["update_sha"], new["update_size"])
     expected: dict[str, str | int] = {"job_id": record.job_id, "version": record.round + 1}
     led = apply_update(manifest, open_weights(theta, manifest), update, expect=expected)
     if weights_hash(manifest, led) != record.weights_hash:

@@ -36,7 +36,7 @@ from distribai.store.values import blob_or_none, ranges_from_json
 from distribai.wire.convert import assignment_to_wire, weights_to_wire
 from distribai.wire.v1 import distribai_pb2 as pb
 
-MAX_UPDATES = 8
+MAX_UPDATES = 64
 """Updates that a reference names at most: a node further behind takes the snapshot anyway."""
 
 MAX_OWN = 32

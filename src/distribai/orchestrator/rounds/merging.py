@@ -23,6 +23,7 @@ from pathlib import Path
 
 from distribai import points
 from distribai.core.architectures import manifest_of
+from distribai.core.codecs import feeds_back
 from distribai.core.plain import fingerprint, from_plain, to_plain
 from distribai.core.spec import BlobRef, JobSpec
 from distribai.core.states import JOB, ROUND, JobState, RoundState, check
@@ -30,6 +31,7 @@ from distribai.core.tensors import ParameterManifest
 from distribai.errors import DistribAIError, Unavailable
 from distribai.merge.choices import outer_coefficients
 from distribai.merge.delta import Delta, open_delta
+from distribai.merge.feedback import Feedback
 from distribai.merge.manifests import AcceptedSubmission, RoundManifest, VersionManifest
 from distribai.merge.outer import MergedFiles, UpdateHeader, merge_files
 from distribai.orchestrator import events
@@ -54,6 +56,11 @@ class _Inputs:
     @property
     def momentum(self) -> BlobRef | None:
         return blob_or_none(self.base.outer_sha, self.base.outer_size)
+
+    @property
+    def residual(self) -> BlobRef | None:
+        """What the way down keeps at the base version."""
+        return blob_or_none(self.base.residual_sha, self.base.residual_size)
 
 
 async def merge_all(grid: Grid) -> tuple[bool, float | None]:
@@ -146,6 +153,8 @@ async def _merge(grid: Grid, row: AnyRow) -> None:
                 await _give_up(grid, row, problem)
             return
         names = {"theta": merged.theta, "momentum": merged.momentum, "update": merged.update}
+        if merged.residual is not None:
+            names["residual"] = merged.residual
         for name, ref in names.items():
             await grid.blobs.put_file(Path(scratch) / name, ref)
     await _publish(grid, row, inputs, merged)
@@ -195,6 +204,9 @@ async def _compute(grid: Grid, row: AnyRow, inputs: _Inputs, scratch: Path) -> M
         momentum = None
         if inputs.momentum is not None:
             momentum = await stack.enter_async_context(grid.blobs.local(inputs.momentum))
+        residual = None
+        if inputs.residual is not None:
+            residual = await stack.enter_async_context(grid.blobs.local(inputs.residual))
         paths = [
             await stack.enter_async_context(grid.blobs.local(s.delta)) for s in inputs.submissions
         ]
@@ -205,6 +217,7 @@ async def _compute(grid: Grid, row: AnyRow, inputs: _Inputs, scratch: Path) -> M
             inputs,
             theta,
             momentum,
+            residual,
             paths,
             scratch,
             grid.settings.merge_threads or os.cpu_count() or 1,
@@ -217,6 +230,7 @@ def _outer_step(
     inputs: _Inputs,
     theta: Path,
     momentum: Path | None,
+    residual: Path | None,
     paths: Sequence[Path],
     scratch: Path,
     threads: int,
@@ -239,6 +253,9 @@ def _outer_step(
     eta, mu = outer_coefficients(
         inputs.spec.outer, number, from_trained, inputs.spec.round_count - 1 - number
     )
+    feedback = None
+    if feeds_back(inputs.spec.rounds.codec_down):
+        feedback = Feedback(residual, scratch / "residual")
     return merge_files(
         inputs.manifest,
         theta,
@@ -258,6 +275,7 @@ def _outer_step(
         ),
         threads=threads,
         staleness=[s.staleness for s in inputs.submissions],
+        feedback=feedback,
     )
 
 
@@ -278,6 +296,9 @@ async def _publish(grid: Grid, row: AnyRow, inputs: _Inputs, merged: MergedFiles
             choices=merged.choices,
             weights_hash=merged.weights_hash,
             momentum_hash=merged.momentum_hash,
+            codec_down=inputs.spec.codec_down_of(row.number),
+            base_residual_hash=inputs.base.residual_hash,
+            residual_hash=merged.residual_hash,
         )
         moved = await work.leave_round(
             tx,
@@ -315,6 +336,7 @@ async def _publish(grid: Grid, row: AnyRow, inputs: _Inputs, merged: MergedFiles
 async def _insert_version(
     tx: Tx, version: VersionManifest, merged: MergedFiles, contributors: int, tokens: int
 ) -> None:
+    rest = merged.residual
     await jobs.add_version(
         tx,
         job_id=version.job_id,
@@ -327,6 +349,9 @@ async def _insert_version(
         outer_sha=merged.momentum.sha256,
         outer_size=merged.momentum.size,
         outer_hash=merged.momentum_hash,
+        residual_sha="" if rest is None else rest.sha256,
+        residual_size=0 if rest is None else rest.size,
+        residual_hash=merged.residual_hash,
         manifest=to_plain(version),
         contributors=contributors,
         tokens=tokens,
@@ -335,6 +360,8 @@ async def _insert_version(
     await records.add_blob(tx, merged.theta, "weights", version.job_id)
     await records.add_blob(tx, merged.update, "update", version.job_id)
     await records.add_blob(tx, merged.momentum, "other", version.job_id)
+    if rest is not None:
+        await records.add_blob(tx, rest, "other", version.job_id)
 
 
 async def _give_up(grid: Grid, row: AnyRow, problem: DistribAIError) -> None:

@@ -1,0 +1,149 @@
+"""The way down: what of an outer update is sent, and what is kept for the next one (A3).
+
+Per element of a trainable tensor or float buffer, in fp32, each line one rounding::
+
+    u'     = u + kept          u: the exact outer update (``kernel``)
+    sent   = decoded(encoded(u'))
+    theta' = theta - sent
+    kept'  = u' - sent
+
+Orchestrator and nodes apply the same ``sent``, so that all canonical copies stay equal, bit for
+bit. Encoding makes the same bytes on any machine (``codecs``), so a replay does too.
+"""
+
+from __future__ import annotations
+
+import mmap
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distribai.core.tensors import ParameterManifest, TensorSpec
+from distribai.errors import Integrity
+from distribai.merge.codecs import codec
+from distribai.merge.feedback import passing
+from distribai.merge.kernel import CHUNK, Floats, check_arithmetic
+from distribai.merge.tensorfile import TensorFile
+from distribai.merge.weights import Weights, all_finite, flat
+
+
+class Exact:
+    """Room for one round's exact outer update, in a file without a name: a context manager.
+
+    ``arrays`` are flat, by tensor name. Its pages are the system's to keep or to write out.
+
+    Raises:
+        OSError: there is no room.
+    """
+
+    def __init__(self, manifest: ParameterManifest, folder: Path) -> None:
+        specs = passing(manifest).tensors
+        size = 4 * sum(t.size for t in specs)
+        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed by __exit__
+        self._file.truncate(max(4, size))
+        mapping = mmap.mmap(self._file.fileno(), max(4, size))
+        self.arrays: Weights = {}
+        begin = 0
+        for spec in specs:
+            self.arrays[spec.name] = np.frombuffer(mapping, np.float32, spec.size, begin)
+            begin += 4 * spec.size
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.arrays.clear()
+        self._file.close()
+
+
+class Sink(Protocol):
+    """Where what :func:`send_down` makes goes, tensor by tensor, elements ascending."""
+
+    def stored(self, name: str, values: NDArray[Any]) -> None:
+        """A stored array of the encoded update, whole."""
+        ...
+
+    def theta(self, spec: TensorSpec, start: int, values: Floats) -> None:
+        """New weights: elements ``start, start + 1, ...``."""
+        ...
+
+    def kept(self, spec: TensorSpec, start: int, values: Floats) -> None:
+        """What was not sent: elements ``start, start + 1, ...``."""
+        ...
+
+
+def is_exact(name: str, has_feedback: bool) -> bool:
+    """Whether a codec sends the exact update, so that nothing has to be encoded and kept."""
+    return name == "fp32" and not has_feedback
+
+
+def send_down(
+    manifest: ParameterManifest,
+    theta: Weights,
+    exact: Mapping[str, Floats],
+    kept: TensorFile | None,
+    name: str,
+    sink: Sink,
+    release: Callable[[TensorSpec, int, int], None] = lambda spec, start, stop: None,
+) -> None:
+    """Encode an exact outer update and apply what is sent of it.
+
+    Args:
+        manifest: the model's.
+        theta: canonical weights v.
+        exact: the exact outer update, flat arrays by name; used up.
+        kept: the residual of version v; None when nothing was kept.
+        name: the codec.
+        sink: takes the encoded update, weights v + 1, and what is kept now.
+        release: gives back pages of theta.
+
+    Raises:
+        Integrity: ``tensor.nonfinite``: the update or the new weights hold NaN or infinity.
+        InternalFault: this process's arithmetic is not IEEE.
+    """
+    check_arithmetic()
+    how = codec(name)
+    scratch, new = np.empty((2, CHUNK), np.float32)
+    for spec in passing(manifest).tensors:
+        old, u = flat(theta[spec.name]), exact[spec.name]
+        if kept is not None:
+            np.add(u, kept.arrays[spec.name].reshape(-1), u)
+            kept.release(spec.name, 0, spec.size)
+        if not all_finite(u):
+            raise not_finite(spec)
+        stored = how.encode(u)
+        shapes = {part.suffix: part.shape for part in how.parts(spec)}
+        for suffix, part in stored.items():
+            sink.stored(spec.name + suffix, part)
+        read = how.reader(spec, {s: part.reshape(shapes[s]) for s, part in stored.items()})
+        for start in range(0, spec.size, CHUNK):
+            stop = min(start + CHUNK, spec.size)
+            here, out = u[start:stop], new[: stop - start]
+            sent = read(start, stop, scratch[: stop - start])
+            with np.errstate(all="ignore"):
+                np.subtract(old[start:stop], sent, out)
+                np.subtract(here, sent, here)
+            if not all_finite(out):
+                raise not_finite(spec)
+            sink.theta(spec, start, out)
+            sink.kept(spec, start, here)
+        release(spec, 0, spec.size)
+
+
+def not_finite(spec: TensorSpec) -> Integrity:
+    """What to raise where a merge makes no weights."""
+    return Integrity(
+        "tensor.nonfinite",
+        f"The merged {spec.name!r} would hold NaN or infinity.",
+        "Look at the submissions of this round; lower the learning rate.",
+    )

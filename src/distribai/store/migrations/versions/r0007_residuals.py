@@ -1,0 +1,25 @@
+"""What the codec of the way down did not send, as part of a version's outer state.
+
+Revision ID: 0007
+Revises: 0006
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0007"
+down_revision = "0006"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """Versions so far were made without error feedback: nothing was kept."""
+    for name in ("residual_sha", "residual_hash"):
+        op.add_column("versions", sa.Column(name, sa.String(64), nullable=False, server_default=""))
+    op.add_column(
+        "versions",
+        sa.Column("residual_size", sa.BigInteger, nullable=False, server_default="0"),
+    )
