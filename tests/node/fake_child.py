@@ -40,6 +40,14 @@ def train(task: Assignment, run: wire.Run) -> wire.Done:
         say(wire.ProgressLine(Progress(task.task_id, task.attempt, step, task.steps, 2.0, 100.0)))
     say(wire.LogLine("info", "trained", {"pid": str(os.getpid())}))
     delta = b"delta of " + base
+    residual = None
+    if run.owed is not None:  # what is kept tells whose deltas it is of, what is sent what it owed
+        kept = Path(run.owed.kept).read_bytes() if run.owed.kept else b""
+        lost = b"".join(Path(p).read_bytes() for p in run.owed.lost)
+        delta = b"(" + task.task_id.encode() + b" owes " + kept + lost + b")"
+        rest = kept + task.task_id.encode() + b";"
+        (Path(run.out_dir) / wire.RESIDUAL).write_bytes(rest)
+        residual = BlobRef(hashlib.sha256(rest).hexdigest(), len(rest))
     path = Path(run.out_dir) / "delta.safetensors"
     path.write_bytes(delta)
     outcome = Outcome(
@@ -54,7 +62,7 @@ def train(task: Assignment, run: wire.Run) -> wire.Done:
         {"loss_last": 2.0},
         text=f"pid={os.getpid()} device={run.device} threads={run.threads}",
     )
-    return wire.Done(outcome, str(path))
+    return wire.Done(outcome, str(path), residual)
 
 
 def wait(task: Assignment) -> wire.Done:

@@ -19,6 +19,7 @@ from tests.orchestrator.harness import World
 from tests.orchestrator.silent import SilentNode
 from tests.orchestrator.test_whole_job import assert_every_position_once
 
+
 def rounds(up: Schedule, down: Schedule, **changes: int) -> RoundSpec:
     told = RoundSpec(
         inner_steps=2, grace_min=2.0, grace_max=5.0, codec_up=up, codec_down=down, quorum=0.6
