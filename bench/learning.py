@@ -6,9 +6,13 @@ with the same inner optimizer, and data-parallel training with AdamW. Data-paral
 and a batch of K times the nodes', for the same number of steps: equal tokens, and the very same
 samples in each round.
 
-The nodes' side is the product's own code: ``InnerLoop``, deltas and updates as files,
-``merge_round``, the split of ``core.paradigms.diloco``. Only processes and wire are left out, since
-they change no figure.
+The nodes' side is the product's own code: ``InnerLoop``, deltas and updates as files with error
+feedback, ``merge_files``, the split of ``core.paradigms.diloco``. Only processes and wire are left
+out, since they change no figure.
+
+With another recipe than the default the question is what its silence costs: its own side against
+*dense* rounds, fp32 both ways with the same H and the default's outer step, both tuned on the same
+grid. The model is a little larger then.
 """
 
 from __future__ import annotations
@@ -17,84 +21,50 @@ import argparse
 import multiprocessing
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-import numpy as np
-
 from bench import common
+from bench._training import NODES, Data, Result, Trial, train
+from distribai.api.presets import PRESETS
+from distribai.api.recipe import recipe_of
 from distribai.core.architectures import family
-from distribai.core.paradigms import Member, paradigm
 from distribai.core.plain import to_plain
-from distribai.core.ranges import SamplePool
-from distribai.core.spec import DataSpec, JobSpec, ModelSpec
+from distribai.core.plan import parameter_count
+from distribai.core.spec import JobSpec
 from distribai.data import builtin, formats
-from distribai.data.reader import SampleReader
-from distribai.data.shards import DatasetManifest, prepare
+from distribai.data.shards import prepare
 from distribai.data.tokenizers import ByteTokenizer
-from distribai.merge.delta import DeltaHeader, open_delta, write_delta
-from distribai.merge.outer import merge_round, outer_coefficients
-from distribai.merge.update import UpdateHeader, apply_update, write_update
-from distribai.merge.version0 import make_version0
-from distribai.merge.weights import Weights, trainable, weights_hash
 
 NAME = "learning"
 HELP = "held-out loss of DiLoCo over that of data-parallel training, all sides tuned"
 
-NODES = 4
 HELD_OUT = 2048
 QUICK_HELD_OUT = 256
 """Held-out sequences that a final loss is over, at most."""
 
-EVALUATION_BATCH = 32
-
 GRIDS: dict[str, tuple[tuple[float, float], ...]] = {
     "diloco": ((0.007, 0.003), (0.012, 0.005), (0.02, 0.0085)),
+    "dense": ((0.007, 0.003), (0.012, 0.005), (0.02, 0.0085)),
     "ddp": ((0.004, 0.007), (0.007, 0.012), (0.012, 0.02)),
     "adamw_ddp": ((0.0012, 0.0), (0.002, 0.0), (0.0035, 0.0)),
 }
 """Learning rates (AdamW's, Muon's) that each side is tuned over."""
 
 
-@dataclass(frozen=True, slots=True)
-class Data:
-    """The prepared data set, as a worker process gets it."""
-
-    manifest: DatasetManifest
-    paths: dict[str, Path]
-    held_out: int
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """One training run of one side."""
-
-    side: str
-    lr: float
-    muon_lr: float
-    seed: int
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """``seconds`` are of CPU; ``bytes_node`` is what one node moved, both ways; 0 for data-parallel
-    sides."""
-
-    trial: Trial
-    loss: float
-    seconds: float
-    bytes_node: float
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The benchmark's own options."""
     parser.add_argument("--text", metavar="FILE", help="train on this file, not on stdlib")
-    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--recipe", choices=PRESETS, default="default")
+    parser.add_argument("--rounds", type=int, default=0, help="60; 40 with another recipe")
+    parser.add_argument("--inner-steps", type=int, default=0, help="instead of the recipe's")
+    parser.add_argument("--profile", default="", help="size of the model; tiny, or 1.5M parameters")
+    parser.add_argument("--codec-up", default="", help="instead of the recipe's")
+    parser.add_argument("--codec-down", default="", help="instead of the recipe's")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=2, help="processes, one thread each")
 
@@ -102,7 +72,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Tune each side, run its best rates on every seed, and compare."""
     spec = _spec(args)
-    grids = {side: grid[: 1 if args.quick else len(grid)] for side, grid in GRIDS.items()}
+    sides = ("diloco", "ddp", "adamw_ddp") if args.recipe == "default" else ("diloco", "dense")
+    few = slice(1, 2) if args.quick else slice(None)
+    grids = {side: GRIDS[side][few] for side in sides}
     seeds = range(1 if args.quick else args.seeds)
     with tempfile.TemporaryDirectory(prefix="distribai-bench-") as folder:
         data = _prepare(spec, args, Path(folder))
@@ -143,132 +115,26 @@ def _tune_and_repeat(
     return tuning, final
 
 
-def train(spec: JobSpec, trial: Trial, data: Data, folder: str) -> Result:
-    """One trial, in a worker process."""
-    start = time.process_time()
-    moved = 0.0
-    if trial.side == "diloco":
-        spec = replace(
-            spec,
-            seed=trial.seed,
-            optimizer=replace(spec.optimizer, lr=trial.lr, muon_lr=trial.muon_lr),
-        )
-        weights, moved = _diloco(spec, data, folder)
-    else:
-        name = "adamw" if trial.side == "adamw_ddp" else spec.optimizer.name
-        optimizer = replace(spec.optimizer, name=name, lr=trial.lr, muon_lr=trial.muon_lr)
-        batch = spec.batch * NODES
-        weights = _data_parallel(
-            replace(spec, seed=trial.seed, optimizer=optimizer, batch=batch), data
-        )
-    loss = _held_out_loss(spec, weights, data)
-    return Result(trial, loss, time.process_time() - start, moved)
-
-
-def _diloco(spec: JobSpec, data: Data, folder: str) -> tuple[Weights, float]:
-    """The last version of a job over ``NODES`` nodes, and the bytes that one of them moved."""
-    split = paradigm(spec.paradigm)
-    members = [Member(f"node_{k}", 0) for k in range(NODES)]
-    nodes = [_Node(spec, data) for _ in members]
-    manifest = nodes[0].live.manifest
-    theta = make_version0(manifest, spec.seed)
-    held = {n: a.copy() for n, a in theta.items()}
-    momentum = {t.name: np.zeros(t.shape, np.float32) for t in trainable(manifest).tensors}
-    update = {t.name: np.zeros_like(theta[t.name]) for t in manifest.travelling}
-    pool, moved = SamplePool(), 0.0
-    with tempfile.TemporaryDirectory(dir=folder) as place:
-        for number in range(spec.round_count):
-            slots, pool, _ = split.slots(spec, number, members, pool)
-            deltas, tokens = [], []
-            for slot, node in zip(slots, nodes, strict=True):
-                path = Path(place) / f"{slot.rank}.delta"
-                header = DeltaHeader(
-                    "bench",
-                    f"task_{slot.rank}",
-                    1,
-                    number,
-                    manifest.hash,
-                    spec.codec_up_of(number),
-                    slot.steps * spec.batch * spec.seq_len,
-                    slot.steps,
-                )
-                local = node.train(held, slot.inner_step_offset, slot.steps, slot.samples)
-                moved += write_delta(path, manifest, held, local, header).size / NODES
-                deltas.append(open_delta(path, manifest, header))
-                tokens.append(header.tokens)
-            eta, mu = outer_coefficients(spec.outer, number, False, spec.round_count - 1 - number)
-            before = momentum if number else None
-            merge_round(manifest, theta, before, deltas, tokens, eta, mu, theta, momentum, update)
-            path = Path(place) / "update"
-            claim = UpdateHeader("bench", number + 1, manifest.hash, spec.codec_down_of(number))
-            moved += write_update(path, manifest, update, claim).size
-            held = apply_update(manifest, held, path, expect=claim)
-    if weights_hash(manifest, held) != weights_hash(manifest, theta):
-        raise RuntimeError("the nodes' canonical copy differs from the orchestrator's")
-    return theta, moved
-
-
-def _data_parallel(spec: JobSpec, data: Data) -> Weights:
-    """One model over the same samples, ``spec.batch`` sequences a step, without rounds."""
-    node = _Node(spec, data)
-    theta = make_version0(node.live.manifest, spec.seed)
-    samples, _ = SamplePool().take(spec.steps * spec.batch)
-    return {**theta, **node.train(theta, 0, spec.steps, samples)}
-
-
-class _Node:
-    """A model, its optimizer and the data of one node."""
-
-    def __init__(self, spec: JobSpec, data: Data) -> None:
-        # Imported here: the parent process needs no torch.
-        from distribai.training import models
-        from distribai.training.loop import InnerLoop
-        from distribai.training.optimizers import InnerOptimizer, muon_names
-
-        self._spec = spec
-        self.live = models.build(spec.model.family, spec.model.config)
-        names = muon_names(spec.model.family, spec.model.config)
-        self._optimizer = InnerOptimizer(spec.optimizer, self.live.module, names)
-        self._loop = InnerLoop(self.live.module, self._optimizer, "cpu", "fp32", time.perf_counter)
-        self._reader = SampleReader(data.manifest, data.paths, spec.seed)
-
-    def train(self, base: Weights, offset: int, steps: int, samples: Any) -> Weights:
-        """The weights after ``steps`` steps from ``base``."""
-        from distribai.training.loop import Plan
-
-        self.live.load(base)
-        if self._spec.rounds.moments == "fresh":
-            self._optimizer.reset()
-        spec = self._spec
-        plan = Plan(spec.schedule, spec.steps, offset, steps, spec.batch, spec.optimizer.clip)
-        self._loop.run(plan, self._reader.batches(samples, spec.batch))
-        return self.live.store(base)
-
-
-def _held_out_loss(spec: JobSpec, weights: Weights, data: Data) -> float:
-    from distribai.training import models
-    from distribai.training.loop import held_out_loss
-
-    live = models.build(spec.model.family, spec.model.config)
-    live.load(weights)
-    reader = SampleReader(data.manifest, data.paths, spec.seed)
-    rows = min(data.held_out, data.manifest.held_out_sequences)
-
-    def batches() -> Iterator[np.ndarray]:
-        for start in range(0, rows, EVALUATION_BATCH):
-            yield reader.held_out_batch(start, min(EVALUATION_BATCH, rows - start))
-
-    return held_out_loss(live.module, batches(), "cpu", "fp32")[0]
-
-
 def _spec(args: argparse.Namespace) -> JobSpec:
-    """The product's defaults, over as many rounds as asked for."""
-    config = to_plain(family("decoder_transformer").PROFILES["tiny"])
-    model = ModelSpec("decoder_transformer", config, "tiny")
-    spec = JobSpec(NAME, model, DataSpec(), steps=1)
-    if args.quick:
-        spec = replace(spec, rounds=replace(spec.rounds, inner_steps=5))
-    return replace(spec, steps=(2 if args.quick else args.rounds) * spec.rounds.inner_steps)
+    """The recipe's figures, over as many rounds as asked for."""
+    profiles = family("decoder_transformer").PROFILES
+    plain = args.recipe == "default"
+    config = replace(profiles["small"], ffn_dim=592)  # 1.5 million parameters
+    if plain or args.profile:
+        config = profiles[args.profile or "tiny"]
+    values: dict[str, Any] = {
+        "name": NAME,
+        "steps": 1,
+        "preset": args.recipe,
+        "model": {"architecture_config": to_plain(config)},
+        "rounds": {},
+    }
+    chosen = {"inner_steps": args.inner_steps or (5 if args.quick else 0)}
+    chosen |= {"codec_up": args.codec_up, "codec_down": args.codec_down}
+    values["rounds"] = {name: value for name, value in chosen.items() if value}
+    spec = recipe_of(values, "the benchmark").to_spec({})
+    rounds = 2 if args.quick else args.rounds or (60 if plain else 40)
+    return replace(spec, steps=rounds * spec.rounds.inner_steps)
 
 
 def _prepare(spec: JobSpec, args: argparse.Namespace, folder: Path) -> Data:
@@ -295,31 +161,35 @@ def _summary(
         for side in grids
     }
     moved = fmean(r.bytes_node for r in final if r.trial.side == "diloco")
-    manifest = family(spec.model.family).manifest(
-        family(spec.model.family).PROFILES[spec.model.profile]
-    )
-    ring = 16 * (NODES - 1) / NODES * manifest.parameters * spec.steps
-    by_seed = [a / b for a, b in zip(losses["diloco"], losses["ddp"], strict=True)]
+    ring = 16 * (NODES - 1) / NODES * parameter_count(spec) * spec.steps
+    mean = {side: fmean(values) for side, values in losses.items()}
+
+    def over(side: str) -> float | None:
+        return mean["diloco"] / mean[side] if side in mean else None
+
+    other = "ddp" if "ddp" in losses else "dense"
+    by_seed = [a / b for a, b in zip(losses["diloco"], losses[other], strict=True)]
     bytes_ratio = ring / moved
     best = {r.trial.side: r.trial for r in final}
     common.table(
-        ["side", "lr", "muon lr", "held-out loss", "of data-parallel"],
-        [
-            [s, best[s].lr, best[s].muon_lr, fmean(x), fmean(x) / fmean(losses["ddp"])]
-            for s, x in losses.items()
-        ],
+        ["side", "lr", "muon lr", "held-out loss", f"of {other}"],
+        [[s, best[s].lr, best[s].muon_lr, mean[s], mean[s] / mean[other]] for s in losses],
     )
+    common.say(f"{bytes_ratio:.0f} times fewer bytes than fp32 ring all-reduce.")
     return {
-        "loss_ratio_ddp": fmean(losses["diloco"]) / fmean(losses["ddp"]),
-        "loss_ratio_adamw_ddp": fmean(losses["diloco"]) / fmean(losses["adamw_ddp"]),
-        "loss_ratio_dense": None,
-        "loss_ratio_ddp_by_seed": by_seed,
+        "loss_ratio_ddp": over("ddp"),
+        "loss_ratio_adamw_ddp": over("adamw_ddp"),
+        "loss_ratio_dense": over("dense"),
+        "loss_ratio_ddp_by_seed": by_seed if other == "ddp" else None,
+        "loss_ratio_dense_by_seed": by_seed if other == "dense" else None,
         "bytes_ratio_ddp": bytes_ratio,
         "bytes_ratio_ddp_steady": bytes_ratio,
         "seeds": len(by_seed),
         "tuned": {side: [list(lr) for lr in grid] for side, grid in grids.items()},
         "settings": {
             "nodes": NODES,
+            "recipe": args.recipe,
+            "parameters": parameter_count(spec),
             "rounds": spec.round_count,
             "spec": to_plain(spec),
             "text": args.text or "stdlib",
@@ -341,7 +211,8 @@ def _summary(
         },
         "spread": stdev(by_seed) / fmean(by_seed) if len(by_seed) > 1 else 0.0,
         "notes": [
-            "loss_ratio_dense is null: the default codecs are dense fp32 already",
+            "a ratio is null where its other side was not run: the default recipe is dense itself, "
+            "other recipes are compared with dense rounds",
             "no weights are sent at the start (version 0 is made from the seed) and there is no "
             "probation, so bytes_ratio_ddp_steady equals bytes_ratio_ddp",
             "spread is over seeds; a repeated run on the same processor gives the same losses, "

@@ -7,6 +7,11 @@ time that the merge would take at that speed over the time it takes: 1 is at the
 update written there are 4 bytes more, counted in its own bound. ``axpy_ratio_cpu`` is the same by
 CPU time, which other processes disturb less.
 
+With encoded deltas the same is merged between files, as an orchestrator does it: decoding, mean,
+outer step, and the update encoded with error feedback. ``ms_files`` is the time, ``peak_mb``
+what the process's memory rose by (Linux's high-water mark, files' pages included), for 4 and for 32
+deltas: it must not grow with their number. Each is measured in a process of its own.
+
 Theta and momentum are overwritten in place: writing elsewhere would make the processor read the old
 contents of the target as well, which neither side's count includes.
 """
@@ -14,26 +19,35 @@ contents of the target as well, which neither side's count includes.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import statistics
+import tempfile
 import threading
 import time
 import tracemalloc
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bench import common
+from distribai.core.codecs import feeds_back
 from distribai.core.tensors import ParameterManifest, TensorSpec
 from distribai.merge.codecs import codec
-from distribai.merge.delta import Delta, DeltaHeader
-from distribai.merge.outer import merge_round
+from distribai.merge.delta import Delta, DeltaHeader, open_delta, write_delta
+from distribai.merge.feedback import Feedback
+from distribai.merge.outer import UpdateHeader, merge_files, merge_round
 from distribai.merge.packed import Packed
+from distribai.merge.version0 import make_version0
+from distribai.merge.weights import write_weights
 
 NAME = "merge"
 HELP = "mean and outer step against what memory bandwidth allows"
+ENCODED, ENCODED_DELTAS = ("fp32", "int8", "int4", "int2", "sparse"), (4, 32)
 BLOCKS = (16384, 32768, 65536)
 ETA, MU = 0.75, 0.5  # exact in fp32; speed does not depend on them
 
@@ -63,6 +77,14 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             for case, r in result["cases"].items()
         ],
     )
+    encoded = _encoded(args)
+    common.table(
+        ["codec", "deltas", "ms", "times fp32", "peak MB", "MB of theta"],
+        [
+            [e["codec"], e["deltas"], e["ms_files"], e["times_fp32"], e["peak_mb"], e["theta_mb"]]
+            for e in encoded
+        ],
+    )
     extra = {case: job.peak_extra_mb(case) for case in ("equal", "weighted")}
     common.say(f"Peak memory beyond the arrays: {max(extra.values()):.2f} MB.")
     first = by_threads[args.threads[0]]
@@ -84,6 +106,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "axpy_ratio_cpu": {"mean": {c: first["cases"][c]["axpy_ratio_cpu"] for c in Job.CASES}},
         "cpu_s": {"mean": {c: first["cases"][c]["cpu_s"] for c in Job.CASES}},
         "peak_extra_mb": {"mean": extra},
+        "encoded": encoded,
         "by_threads": {
             str(t): {k: v for k, v in r.items() if k != "samples"} for t, r in by_threads.items()
         },
@@ -181,6 +204,74 @@ class Job:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return round((peak - before) / 1e6, 3)
+
+
+def _encoded(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Merges between files, by codec and number of deltas."""
+    found = []
+    context = multiprocessing.get_context("spawn")
+    parameters = min(args.parameters, 1_000_000) if args.quick else args.parameters
+    for deltas in ENCODED_DELTAS:
+        dense = 0.0
+        for name in ENCODED:
+            with ProcessPoolExecutor(1, context) as pool:
+                one = pool.submit(merge_between_files, parameters, deltas, name).result()
+            dense = dense or one["ms_files"]
+            found.append({**one, "times_fp32": one["ms_files"] / dense})
+    return found
+
+
+def merge_between_files(parameters: int, count: int, name: str) -> dict[str, Any]:
+    """One round over ``count`` deltas in a codec, the update in the same one, in this process."""
+    manifest = _manifest(parameters)
+    rng = np.random.default_rng(0)
+    base = make_version0(manifest, 0)
+    with tempfile.TemporaryDirectory(prefix="distribai-bench-") as folder:
+        place = Path(folder)
+        write_weights(place / "theta", manifest, base)
+        local = {n: a + rng.standard_normal(a.shape, np.float32) for n, a in base.items()}
+        deltas = []
+        for k in range(count):
+            told = DeltaHeader("bench", f"t{k}", 1, 0, manifest.hash, name, 1 + k, 1)
+            write_delta(place / f"d{k}", manifest, base, local, told)
+            deltas.append(open_delta(place / f"d{k}", manifest, told, scan=False))
+        theta_mb = 4 * manifest.parameters / 1e6
+        del base, local
+        _forget_peak()
+        start, before = time.perf_counter(), _resident("VmRSS")
+        merge_files(
+            manifest,
+            place / "theta",
+            None,
+            deltas,
+            [d.header.tokens for d in deltas],
+            ETA,
+            MU,
+            out_theta=place / "theta1",
+            out_momentum=place / "momentum1",
+            out_update=place / "update1",
+            header=UpdateHeader("bench", 1, manifest.hash, name),
+            feedback=Feedback(None, place / "kept1") if feeds_back(name) else None,
+        )
+        seconds = time.perf_counter() - start
+        return {
+            "codec": name,
+            "deltas": count,
+            "ms_files": 1e3 * seconds,
+            "peak_mb": _resident("VmHWM") - before,
+            "theta_mb": theta_mb,
+        }
+
+
+def _resident(what: str) -> float:
+    """Memory of this process, MB: ``VmRSS`` now, ``VmHWM`` its peak since :func:`_forget_peak`."""
+    status = Path("/proc/self/status").read_text()
+    line = next(line for line in status.splitlines() if line.startswith(what))
+    return int(line.split()[1]) / 1024
+
+
+def _forget_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5")
 
 
 def _vector(rng: np.random.Generator, size: int) -> NDArray[np.float32]:
