@@ -5,11 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from distribai.core.codecs import PARTS
 from distribai.core.tensors import ParameterManifest, TensorSpec
 from distribai.errors import DistribAIError, Integrity, InvalidSpec
 from distribai.merge.codecs import codec
 from distribai.merge.delta import KIND, open_delta, write_delta
+from distribai.merge.feedback import passing
 from distribai.merge.headers import to_metadata
 from distribai.merge.packed import packed_layout
 from distribai.merge.tensorfile import TensorWriter
@@ -197,3 +201,38 @@ def test_an_overflowing_difference_is_not_silent(tmp_path: Path):
     base["one"][0], local["one"][0] = 3e38, -3e38
     with pytest.raises(Integrity, match="one"):
         write_delta(tmp_path / "d", ODD, base, local, header(ODD))
+
+
+@pytest.mark.parametrize("name", PARTS)
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_a_changed_encoded_file_is_refused_or_holds_numbers(
+    name: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+):
+    """Whoever signs a lie gets it judged as a delta, or refused; nothing else can come of it."""
+    folder = tmp_path_factory.mktemp("d")
+    base = make_version0(ODD, 1)
+    told = header(ODD, codec=name)
+    write_delta(folder / "d", ODD, base, trained(ODD, base, 2), told)
+    raw = bytearray((folder / "d").read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    cut = data.draw(st.sampled_from([0, 0, 1, 100]))
+    (folder / "d").write_bytes(raw[: len(raw) - cut])
+    try:
+        delta = open_delta(folder / "d", ODD, told)
+    except DistribAIError:
+        return
+    assert not cut
+    for spec in passing(ODD).tensors:
+        found = delta.packed.reader(spec)(0, spec.size, np.empty(spec.size, np.float32))
+        assert np.isfinite(found).all()
+
+
+@pytest.mark.parametrize("name", [n for n in PARTS if n != "int4"])
+def test_a_file_in_another_codec_than_expected_is_refused(name: str, tmp_path: Path):
+    base = make_version0(ODD, 1)
+    write_delta(tmp_path / "d", ODD, base, trained(ODD, base, 2), header(ODD, codec=name))
+    with pytest.raises(Integrity) as caught:
+        open_delta(tmp_path / "d", ODD, header(ODD, codec="int4"))
+    assert caught.value.code == "tensor.manifest"

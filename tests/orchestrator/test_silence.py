@@ -11,7 +11,7 @@ import pytest
 
 from distribai.core.codecs import CodecStage, Schedule
 from distribai.core.spec import RoundSpec
-from distribai.core.tasks import Assignment
+from distribai.core.tasks import Assignment, OwnWork
 from distribai.orchestrator.jobs import queries
 from distribai.store.statements import jobs
 from distribai.testing.audit import audit
@@ -154,3 +154,48 @@ async def test_rounds_lose_no_mass_and_all_copies_stay_equal(
     found = audit(world.root, job_id)
     assert found.ok, found.problems
     assert found.rounds == count
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8", "sparse"])
+async def test_another_codec_than_the_round_s_is_refused(world: World, codec: str) -> None:
+    node = await world.node("a")
+    await world.job(rounds=rounds((CodecStage(0, "int4"), CodecStage(1, codec)), "int4"))
+    task = await node.next_training()
+    wrong = replace(task, spec=replace(task.spec, rounds=rounds(codec, "int4")))
+    await node.report(await node.outcome(wrong))
+    await world.settle()
+    assert node.acks[-1].code == "task.rejected"
+    assert codec in node.acks[-1].reason
+    await node.report(await node.outcome(await node.next_training()))
+    await world.settle()
+    assert node.acks[-1].counted
+    second = await node.next_training()
+    assert (second.round, second.spec.codec_up_of(second.round)) == (1, codec)
+    await node.report(await node.outcome(second))
+    await world.settle()
+    assert node.acks[-1].counted
+
+
+async def test_a_node_is_told_what_became_of_its_work_where_it_needs_to_know(world: World) -> None:
+    a = await world.node("a")
+    job_id = await world.job(rounds=rounds("int4", "fp32"))
+    first = await a.next_training()
+    assert first.own == ()
+    await a.report(replace(await a.outcome(first), steps=first.steps + 1))
+    again = await a.next_training()
+    assert again.own == (), "what was refused is not named"
+    await a.report(await a.outcome(again))
+    second = await a.next_training()
+    assert second.own == (OwnWork(again.task_id, again.attempt, True),)
+    await a.vanish()
+    a.session = ""
+    await a.connect(jobs=[job_id, "job_of_another_grid"])
+    assert a.register_ack is not None
+    assert list(a.register_ack.ended) == ["job_of_another_grid"]
+
+
+async def test_a_job_without_error_feedback_names_nothing(world: World) -> None:
+    a = await world.node("a")
+    await world.job(rounds=rounds("int8", "int4"))
+    await a.report(await a.outcome(await a.next_training()))
+    assert (await a.next_training()).own == ()
