@@ -62,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--recipe", choices=PRESETS, default="default")
     parser.add_argument("--rounds", type=int, default=0, help="60; 40 with another recipe")
     parser.add_argument("--inner-steps", type=int, default=0, help="instead of the recipe's")
+    parser.add_argument("--batch", type=int, default=8, help="sequences of a node and step")
     parser.add_argument("--profile", default="", help="size of the model; tiny, or 1.5M parameters")
     parser.add_argument("--codec-up", default="", help="instead of the recipe's")
     parser.add_argument("--codec-down", default="", help="instead of the recipe's")
@@ -125,6 +126,7 @@ def _spec(args: argparse.Namespace) -> JobSpec:
     values: dict[str, Any] = {
         "name": NAME,
         "steps": 1,
+        "batch": args.batch,
         "preset": args.recipe,
         "model": {"architecture_config": to_plain(config)},
         "rounds": {},

@@ -24,7 +24,8 @@ def end_orchestrator(g: GridProcesses, how: signal.Signals) -> None:
 
 def test_a_grid_goes_on_from_any_backup_that_was_made_while_it_trained(tmp_path: Path) -> None:
     with grid(tmp_path, nodes=2) as g:
-        job_id = create(g, "saved", 40)
+        # What the codecs of both ways left is in the backup, and on the nodes' disks.
+        job_id = create(g, "saved", 40, "--preset", "fast")
         saved = {}
         for version in (1, 3):
             wait_for(f"version {version}", lambda least=version: job(g, job_id)["version"] >= least)

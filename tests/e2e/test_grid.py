@@ -50,7 +50,7 @@ def accepted_training(grid: GridProcesses, ref: str) -> list[dict[str, Any]]:
 
 def test_a_grid_trains_a_newcomer_joins_a_lost_node_is_replaced(tmp_path: Path) -> None:
     with grid(tmp_path, nodes=3) as g:
-        job_id = create(g, "whole", 150, "--workers-min", "2")
+        job_id = create(g, "whole", 150, "--workers-min", "2", "--preset", "fast")
         wait_for("the third version", lambda: job(g, job_id)["version"] >= 3)
 
         before = job(g, job_id)["version"]

@@ -249,7 +249,10 @@ class FeedbackStore:
         folder = self._folder(index)
         for path in folder.iterdir() if folder.is_dir() else ():
             if path.name != INDEX and path.stem not in needed:
-                path.unlink(missing_ok=True)
+                try:
+                    path.unlink(missing_ok=True)
+                except OSError as problem:  # Windows: somebody reads it; it goes the next time
+                    log.info("not removed yet", file=str(path), why=str(problem))
 
     def _remove(self, index: Index) -> None:
         folder = self._folder(index)

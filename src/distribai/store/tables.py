@@ -197,6 +197,7 @@ submissions = Table(
     Column("accepted_at", Double, nullable=False),
     Index(None, "job_id", "round", "take"),
     Index(None, "delta_sha"),
+    Index(None, "node_id", "job_id", "accepted_at"),
     comment="accepted work: the primary key lets a task count once whatever else goes wrong",
 )
 

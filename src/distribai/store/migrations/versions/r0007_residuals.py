@@ -1,4 +1,5 @@
-"""What the codec of the way down did not send, as part of a version's outer state.
+"""What the codec of the way down did not send, as part of a version's outer state; a node's own
+accepted work, newest first.
 
 Revision ID: 0007
 Revises: 0006
@@ -22,4 +23,9 @@ def upgrade() -> None:
     op.add_column(
         "versions",
         sa.Column("residual_size", sa.BigInteger, nullable=False, server_default="0"),
+    )
+    op.create_index(
+        "ix_submissions_node_id_job_id_accepted_at",
+        "submissions",
+        ["node_id", "job_id", "accepted_at"],
     )
