@@ -260,7 +260,15 @@ def _spec(data: DataSpec) -> JobSpec:
         seq_len=8,
         workers_min=NODES,
         workers_max=NODES,
-        rounds=RoundSpec(inner_steps=2, min_inner_steps=1.0, quorum=1.0, grace_max=100.0),
+        # Both ways have something to keep: what is merged depends on all rounds before.
+        rounds=RoundSpec(
+            inner_steps=2,
+            min_inner_steps=1.0,
+            quorum=1.0,
+            grace_max=100.0,
+            codec_up="int4",
+            codec_down="int4",
+        ),
     )
 
 

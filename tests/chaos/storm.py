@@ -313,6 +313,7 @@ class Storm(GridProcesses):
         job: str = self.json(
             *("job", "create", "storm", str(rounds * INNER_STEPS)),
             *("--inner-steps", str(INNER_STEPS), "--batch", "4", "--seq-len", "32"),
+            *("--preset", "fast"),
         )["id"]
         self.cli("job", "accept", job)
         return job

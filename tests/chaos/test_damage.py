@@ -32,6 +32,7 @@ DAMAGE: dict[str, Callable[[Path], None]] = {"flipped": flip, "torn": tear, "gon
 WHOSE = {
     "weights": "SELECT weights_sha FROM versions WHERE version = 1",
     "momentum": "SELECT outer_sha FROM versions WHERE version = 1",
+    "residual": "SELECT residual_sha FROM versions WHERE version = 1",
     "delta": "SELECT delta_sha FROM submissions WHERE round = 1 AND phase = 'train'",
 }
 
@@ -46,7 +47,8 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 async def at_the_second_merge(world: World) -> tuple[str, FakeNode, Assignment]:
     """A job at version 1 whose round has one submission; who brings the other, and its task."""
     a, b = await world.node("a"), await world.node("b")
-    job_id = await world.job(rounds=RoundSpec(inner_steps=2, quorum=1.0))
+    rounds = RoundSpec(inner_steps=2, quorum=1.0, codec_up="int4", codec_down="int4")
+    job_id = await world.job(rounds=rounds)
     for node in (a, b, a):
         await node.report(await node.outcome(await node.next_training()))
     return job_id, b, await b.next_training()
