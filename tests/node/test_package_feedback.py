@@ -15,9 +15,13 @@ from distribai.core.spec import RoundSpec
 from distribai.core.tasks import Assignment, OwnWork
 from distribai.node.feedback import FeedbackStore
 from distribai.node.keeping import Keeper
-from tests.node.helpers import CAP_S, SPEC, BlobServer, assignment, ref_of, serving
+from distribai.wire.v1 import distribai_pb2 as pb
+from tests.node.helpers import CAP_S, SPEC, BlobServer, assignment, eventually, ref_of, serving
+from tests.node.test_daemon import Grid, grid
 from tests.node.test_feedback import MODEL
 from tests.node.test_package import PLACE, Bench
+
+__all__ = ["grid"]
 
 
 @pytest.fixture
@@ -138,3 +142,24 @@ async def test_an_ended_job_is_forgotten(bench: Bench) -> None:
     await executor.forget(["job_a"])
     assert bench.feedback.jobs() == []
     assert not any((bench.root / "feedback").iterdir())
+
+
+async def test_a_daemon_names_the_jobs_that_it_keeps_something_of_and_forgets_ended_ones(
+    grid: Grid,
+) -> None:
+    folder = grid.root / "state" / "feedback"
+    await grid.up()
+    for name, job_id in (("task_a", "job_a"), ("task_b", "job_b"), ("task_c", "job_c")):
+        grid.peer.assign(task(name, job_id=job_id))
+        grid.peer.acknowledge(await grid.peer.hear("task_result"))
+    assert len(list(folder.iterdir())) == 3
+    grid.peer.say(round_complete=pb.DiLoCoRoundComplete(job_id="job_a", job_done=True))
+    await eventually(lambda: len(list(folder.iterdir())) == 2)
+    await grid.stop()
+    grid.start()
+    register = await grid.join(ended=["job_b"])
+    assert list(register.jobs) == ["job_b", "job_c"]
+    await eventually(lambda: len(list(folder.iterdir())) == 1)
+    grid.peer.assign(task("task_d", "task_c", job_id="job_c"))
+    result = await grid.peer.hear("task_result")
+    assert grid.server.blobs[result.delta.sha256] == b"(task_d owes task_c;)"

@@ -53,7 +53,9 @@ class SilentNode(FakeNode):
         """The task's base, reached by the cheapest way and checked by its hash."""
         manifest = manifest_of(task.spec.model.family, task.spec.model.config)
         if task.job_id not in self.copies:
-            self.copies[task.job_id] = CanonicalCopy(task.job_id, manifest, task.spec.seed)
+            self.copies[task.job_id] = CanonicalCopy(
+                task.job_id, manifest, task.spec.seed, from_seed=True
+            )
         copy = self.copies[task.job_id]
         copy.advance(task.base, self.fetch)
         self.reached += 1

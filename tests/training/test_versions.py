@@ -142,3 +142,16 @@ def test_a_grid_whose_files_do_not_lead_to_its_version_is_named(tmp_path: Path) 
     with pytest.raises(Integrity, match="Version 2 hashes to"):
         copy.advance(wrong, other.fetch)
     assert copy.weights is None
+
+
+def test_a_newcomer_makes_version_0_itself_where_all_updates_are_fewer_bytes() -> None:
+    snapshot = BlobRef("5" * 64, 100)
+    small = tuple(UpdateRef(v, BlobRef(f"{v}" * 64, 30), f"h{v}") for v in (1, 2, 3))
+    target = WeightsRef(3, "h3", snapshot, 3, small)
+    assert way_to(target, None).start == "snapshot"
+    assert way_to(target, None, from_seed=True).start == "seed"
+    assert way_to(target, 2, from_seed=True).start == "held"
+    late = WeightsRef(3, "h3", snapshot, 3, small[1:])
+    assert way_to(late, None, from_seed=True).start == "snapshot"
+    large = tuple(UpdateRef(v, BlobRef(f"{v}" * 64, 40), f"h{v}") for v in (1, 2, 3))
+    assert way_to(WeightsRef(3, "h3", snapshot, 3, large), None, True).start == "snapshot"

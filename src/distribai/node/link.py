@@ -243,7 +243,7 @@ class Link:
             received=self._channel.received,
             intent=hello.intent.value,
             machine=machine_to_wire(hello.machine),
-            jobs=hello.jobs,
+            jobs=hello.jobs[: convert.MAX_NAMES],
         )
         await self._write(connection, pb.NodeMessage(register=register))
         ack = (await self._expect(connection, "register_ack")).register_ack

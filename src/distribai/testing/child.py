@@ -113,7 +113,12 @@ class PretendChild:
         """The canonical weights of the task's base version, checked by their hash."""
         if task.job_id not in self._copies:
             manifest = manifest_of(task.spec.model.family, task.spec.model.config)
-            self._copies[task.job_id] = CanonicalCopy(task.job_id, manifest, task.spec.seed)
+            self._copies[task.job_id] = CanonicalCopy(
+                task.job_id,
+                manifest,
+                task.spec.seed,
+                from_seed=task.spec.model.init is None,
+            )
         copy = self._copies[task.job_id]
         copy.advance(task.base, self._channel.fetch)
         if copy.weights is None:

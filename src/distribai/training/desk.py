@@ -58,7 +58,9 @@ class Desk:
     def __init__(self, job_id: str, spec: JobSpec, device: str, clock: Callable[[], float]) -> None:
         self.spec, self.device = spec, device
         self.live = models.build(spec.model.family, spec.model.config, device)
-        self.canonical = CanonicalCopy(job_id, self.live.manifest, spec.seed)
+        self.canonical = CanonicalCopy(
+            job_id, self.live.manifest, spec.seed, from_seed=spec.model.init is None
+        )
         names = muon_names(spec.model.family, spec.model.config)
         self.optimizer = InnerOptimizer(spec.optimizer, self.live.module, names)
         self.loop = InnerLoop(

@@ -202,10 +202,7 @@ class InnerOptimizer:
             optimizer.state.clear()
 
     def state(self) -> dict[str, Tensor]:
-        """The moments and step counts, named ``<what>/<parameter>``; the optimizer's own tensors.
-
-        A codec's error feedback, which is kept beside the moments, will be one more ``what``.
-        """
+        """The optimizer's own tensors, moments and step counts, named ``<what>/<parameter>``."""
         return {
             f"{what}/{self._names[p]}": value
             for optimizer in self._optimizers

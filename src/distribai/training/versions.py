@@ -38,10 +38,11 @@ class Way:
         return (*first, *(u.blob for u in self.updates))
 
 
-def way_to(target: WeightsRef, held: int | None) -> Way:
+def way_to(target: WeightsRef, held: int | None, from_seed: bool = False) -> Way:
     """The way with the fewest bytes to ``target`` for who holds version ``held`` (or nothing).
 
-    Of equal ones the first of held, seed, snapshot.
+    ``from_seed``: version 0 can be made from the seed, so that encoded updates from the first one
+    on may take fewer bytes than a snapshot. Of equal ones the first of held, seed, snapshot.
 
     Raises:
         InternalFault: ``protocol.malformed``: the reference leads nowhere.
@@ -49,9 +50,9 @@ def way_to(target: WeightsRef, held: int | None) -> Way:
     ways = []
     if held is not None:
         ways.append(("held", held))
-    if target.snapshot is None:
+    if target.snapshot is None or from_seed:
         ways.append(("seed", 0))
-    else:
+    if target.snapshot is not None:
         ways.append(("snapshot", target.snapshot_version))
     found = []
     for start, version in ways:
@@ -68,10 +69,16 @@ def way_to(target: WeightsRef, held: int | None) -> Way:
 
 
 class CanonicalCopy:
-    """Canonical weights of one job; ``weights`` is None until a version was reached."""
+    """Canonical weights of one job; ``weights`` is None until a version was reached.
 
-    def __init__(self, job_id: str, manifest: ParameterManifest, seed: int) -> None:
+    ``from_seed``: the job starts from its seed, not from weights of the user's.
+    """
+
+    def __init__(
+        self, job_id: str, manifest: ParameterManifest, seed: int, *, from_seed: bool = False
+    ) -> None:
         self._job_id, self._manifest, self._seed = job_id, manifest, seed
+        self._from_seed = from_seed
         self.weights: Weights | None = None
         self.version = 0
         self.hash = ""
@@ -91,7 +98,7 @@ class CanonicalCopy:
             return
         if held is not None and held >= target.version:
             held = None  # An older version is wanted, or this copy is not what it should be.
-        way = way_to(target, held)
+        way = way_to(target, held, self._from_seed)
         try:
             self._go(way, target, fetch)
         except Integrity:
@@ -99,7 +106,7 @@ class CanonicalCopy:
                 raise
             # What lay here may be a version of the same number, but of a grid that has since been
             # restored from a backup: that is nobody's fault, and no attempt's failure.
-            self._go(way_to(target, None), target, fetch)
+            self._go(way_to(target, None, self._from_seed), target, fetch)
 
     def _go(self, way: Way, target: WeightsRef, fetch: Fetch) -> None:
         paths = fetch(way.blobs(target))

@@ -23,7 +23,6 @@ from distribai.core.child import (
     Done,
     Finish,
     Gate,
-    Have,
     LogLine,
     Measure,
     Measured,
@@ -43,6 +42,7 @@ from distribai.node.devices import Place
 from distribai.node.executors import Executor, Services, failed
 from distribai.node.feedback import has_feedback
 from distribai.node.keeping import Keeper
+from distribai.node.providing import Provider
 
 log = structlog.get_logger("distribai.node")
 
@@ -278,7 +278,7 @@ class PackageExecutor:
         return done
 
     async def _listen(self, child: ChildProcess, assignment: Assignment, pins: Pins) -> Done:
-        provider = _Provider(self._services, child, assignment, pins)
+        provider = Provider(self._services, child, assignment, pins)
         name = (assignment.task_id, assignment.attempt)
         try:
             while True:
@@ -366,57 +366,6 @@ class PackageExecutor:
             path, delta, assignment.job_id, upload_id=keeper.record.upload, begun=begun
         )
         self._upload_s = self._services.clock.monotonic() - before
-
-
-class _Provider:
-    """Brings the blobs that a child needs, while the executor goes on listening to it."""
-
-    def __init__(
-        self, services: Services, child: ChildProcess, assignment: Assignment, pins: Pins
-    ) -> None:
-        self._services = services
-        self._child = child
-        self._assignment = assignment
-        self._pins = pins
-        self._task: asyncio.Task[None] | None = None
-        self._problem: tuple[str, str] | None = None
-
-    @property
-    def busy(self) -> bool:
-        return self._task is not None and not self._task.done()
-
-    def start(self, need: Need) -> None:
-        self._task = asyncio.create_task(self._provide(need))
-
-    def judge(self, done: Done) -> Done:
-        """The task's end, with the true reason when it ended for want of a blob."""
-        if self._problem is None:
-            return done
-        return Done(failed(self._assignment, *self._problem))
-
-    async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
-            if not self._task.cancelled():
-                self._task.result()
-
-    async def _provide(self, need: Need) -> None:
-        paths: dict[str, str] = {}
-        try:
-            for blob in need.blobs:
-                path = await self._services.fetcher.fetch(blob, self._assignment.job_id, self._pins)
-                paths[blob.sha256] = str(path)
-        except DistribAIError as problem:
-            await self._give_up(problem.code, problem.message)
-        except OSError as problem:
-            await self._give_up("io.file", f"This machine's disk: {problem}.")
-        else:
-            await self._child.send(Have(paths))
-
-    async def _give_up(self, code: str, reason: str) -> None:
-        self._problem = (code, reason)
-        await self._child.send(Cancel(self._assignment.task_id, reason))
 
 
 def _is_whole(path: Path, blob: BlobRef) -> bool:

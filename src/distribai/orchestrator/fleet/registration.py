@@ -13,7 +13,6 @@ from distribai.core.states import (
     JOB,
     TASK,
     Intent,
-    JobState,
     Liveness,
     Standing,
     TaskState,
@@ -180,9 +179,8 @@ async def _ended(grid: Grid, named: Iterable[str]) -> list[str]:
     if not wanted:
         return []
     async with grid.db.read() as tx:
-        found = [await jobs.get(tx, job_id) for job_id in wanted]
-    open_ones = {j.id for j in found if j is not None and not is_terminal(JOB, JobState(j.state))}
-    return [job_id for job_id in wanted if job_id not in open_ones]
+        found = await jobs.states(tx, wanted)
+    return [job_id for job_id in wanted if job_id not in found or is_terminal(JOB, found[job_id])]
 
 
 def read_intent(text: str) -> Intent:

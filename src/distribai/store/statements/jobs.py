@@ -24,6 +24,12 @@ async def get(tx: Tx, job_id: str) -> AnyRow | None:
     return await tx.first(select(jobs).where(jobs.c.id == job_id))
 
 
+async def states(tx: Tx, job_ids: Collection[str]) -> dict[str, JobState]:
+    """The states of those of ``job_ids`` that exist."""
+    rows = await tx.all(select(jobs.c.id, jobs.c.state).where(jobs.c.id.in_(list(job_ids))))
+    return {row.id: JobState(row.state) for row in rows}
+
+
 async def lock(tx: Tx, job_id: str) -> AnyRow | None:
     """One job, its row locked until the end of the transaction.
 

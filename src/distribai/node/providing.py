@@ -1,0 +1,66 @@
+"""Bringing a child the blobs that it needs, while somebody else listens to it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from distribai.core.child import Cancel, Done, Have, Need
+from distribai.core.tasks import Assignment
+from distribai.errors import DistribAIError
+from distribai.node.cache import Pins
+from distribai.node.child import ChildProcess
+from distribai.node.executors import Services, failed
+
+
+class Provider:
+    """Brings the blobs that a child needs, while the executor goes on listening to it."""
+
+    def __init__(
+        self, services: Services, child: ChildProcess, assignment: Assignment, pins: Pins
+    ) -> None:
+        self._services = services
+        self._child = child
+        self._assignment = assignment
+        self._pins = pins
+        self._task: asyncio.Task[None] | None = None
+        self._problem: tuple[str, str] | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether it still looks for what was asked for."""
+        return self._task is not None and not self._task.done()
+
+    def start(self, need: Need) -> None:
+        """Bring these."""
+        self._task = asyncio.create_task(self._provide(need))
+
+    def judge(self, done: Done) -> Done:
+        """The task's end, with the true reason when it ended for want of a blob."""
+        if self._problem is None:
+            return done
+        return Done(failed(self._assignment, *self._problem))
+
+    async def stop(self) -> None:
+        """Bring nothing more; raise a defect of the bringing."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+            if not self._task.cancelled():
+                self._task.result()
+
+    async def _provide(self, need: Need) -> None:
+        paths: dict[str, str] = {}
+        try:
+            for blob in need.blobs:
+                path = await self._services.fetcher.fetch(blob, self._assignment.job_id, self._pins)
+                paths[blob.sha256] = str(path)
+        except DistribAIError as problem:
+            await self._give_up(problem.code, problem.message)
+        except OSError as problem:
+            await self._give_up("io.file", f"This machine's disk: {problem}.")
+        else:
+            await self._child.send(Have(paths))
+
+    async def _give_up(self, code: str, reason: str) -> None:
+        self._problem = (code, reason)
+        await self._child.send(Cancel(self._assignment.task_id, reason))
