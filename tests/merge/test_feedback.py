@@ -132,7 +132,7 @@ def test_a_codec_that_loses_nothing_pays_all_debts(tmp_path: Path) -> None:
 @given(
     shape=st.sampled_from(SHAPES),
     codec=st.sampled_from(sorted(PARTS)),
-    scale=st.sampled_from([0.0, 1e-30, 1e-3, 1e20]),
+    scale=st.sampled_from([0.0, 1e-30, 1e-3, 1e10]),
     constant=st.booleans(),
     seed=st.integers(0, 99),
 )
