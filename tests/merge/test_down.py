@@ -212,7 +212,7 @@ def test_a_merge_that_would_overflow_publishes_nothing(tmp_path: Path) -> None:
     grid = Grid(tmp_path)
     base = {n: a.copy() for n, a in open_weights(grid.path("w", 0), ODD).items()}
     local = {n: a.copy() for n, a in base.items()}
-    local["matrix"] = np.full_like(local["matrix"], -3e38)
+    local["matrix"] = np.full_like(local["matrix"], -9e17)
     delta = stored_delta(tmp_path, ODD, base, local, "huge")
     before = sorted(p.name for p in tmp_path.iterdir())
     with pytest.raises(Integrity) as caught:

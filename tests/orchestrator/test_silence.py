@@ -166,6 +166,7 @@ async def test_another_codec_than_the_round_s_is_refused(world: World, codec: st
     await world.settle()
     assert node.acks[-1].code == "task.rejected"
     assert codec in node.acks[-1].reason
+    await world.advance(10.0, node)  # what it spoilt rests
     await node.report(await node.outcome(await node.next_training()))
     await world.settle()
     assert node.acks[-1].counted
@@ -182,6 +183,8 @@ async def test_a_node_is_told_what_became_of_its_work_where_it_needs_to_know(wor
     first = await a.next_training()
     assert first.own == ()
     await a.report(replace(await a.outcome(first), steps=first.steps + 1))
+    await world.settle()
+    await world.advance(10.0, a)  # what it spoilt rests
     again = await a.next_training()
     assert again.own == (), "what was refused is not named"
     await a.report(await a.outcome(again))
