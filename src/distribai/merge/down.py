@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import mmap
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -35,7 +35,7 @@ from distribai.merge.weights import Weights, all_finite, flat
 class Exact:
     """Room for one round's exact outer update, in a file without a name: a context manager.
 
-    ``arrays`` are flat, by tensor name. Its pages are the system's to keep or to write out.
+    ``arrays`` are flat, by tensor name.
 
     Raises:
         OSError: there is no room.
@@ -46,12 +46,23 @@ class Exact:
         size = 4 * sum(t.size for t in specs)
         self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed by __exit__
         self._file.truncate(max(4, size))
-        mapping = mmap.mmap(self._file.fileno(), max(4, size))
+        self._mapping = mmap.mmap(self._file.fileno(), max(4, size))
         self.arrays: Weights = {}
+        self._begin: dict[str, int] = {}
         begin = 0
         for spec in specs:
-            self.arrays[spec.name] = np.frombuffer(mapping, np.float32, spec.size, begin)
+            self.arrays[spec.name] = np.frombuffer(self._mapping, np.float32, spec.size, begin)
+            self._begin[spec.name] = begin
             begin += 4 * spec.size
+
+    def release(self, spec: TensorSpec, start: int, stop: int) -> None:
+        """Let the pages of elements ``start <= i < stop`` leave this process's memory; what they
+        hold stays in the file."""
+        page, begin = mmap.PAGESIZE, self._begin[spec.name]
+        first = -(-(begin + 4 * start) // page) * page
+        last = (begin + 4 * stop) // page * page
+        if last > first and hasattr(mmap, "MADV_DONTNEED"):
+            self._mapping.madvise(mmap.MADV_DONTNEED, first, last - first)
 
     def __enter__(self) -> Self:
         return self
@@ -90,7 +101,7 @@ def is_exact(name: str, has_feedback: bool) -> bool:
 def send_down(
     manifest: ParameterManifest,
     theta: Weights,
-    exact: Mapping[str, Floats],
+    exact: Exact,
     kept: TensorFile | None,
     name: str,
     sink: Sink,
@@ -101,7 +112,7 @@ def send_down(
     Args:
         manifest: the model's.
         theta: canonical weights v.
-        exact: the exact outer update, flat arrays by name; used up.
+        exact: the exact outer update; used up.
         kept: the residual of version v; None when nothing was kept.
         name: the codec.
         sink: takes the encoded update, weights v + 1, and what is kept now.
@@ -115,7 +126,7 @@ def send_down(
     how = codec(name)
     scratch, new = np.empty((2, CHUNK), np.float32)
     for spec in passing(manifest).tensors:
-        old, u = flat(theta[spec.name]), exact[spec.name]
+        old, u = flat(theta[spec.name]), exact.arrays[spec.name]
         if kept is not None:
             np.add(u, kept.arrays[spec.name].reshape(-1), u)
             kept.release(spec.name, 0, spec.size)
@@ -137,6 +148,7 @@ def send_down(
                 raise not_finite(spec)
             sink.theta(spec, start, out)
             sink.kept(spec, start, here)
+        exact.release(spec, 0, spec.size)
         release(spec, 0, spec.size)
 
 

@@ -171,7 +171,7 @@ def replay_round(
     else:
         with Exact(manifest, Path(tempfile.gettempdir())) as exact:
             walk(inputs, _ExactSink(sink, exact), threads=1)
-            send_down(manifest, base, exact.arrays, kept, record.codec_down, sink)
+            send_down(manifest, base, exact, kept, record.codec_down, sink)
     for what, again, told in (
         ("weights hash", weights := sink.hash_of(manifest, sink.weights), record.weights_hash),
         ("momentum hashes", mass := sink.hash_of(momentum_of, sink.momenta), record.momentum_hash),
@@ -290,6 +290,7 @@ class _ExactSink:
         self, spec: TensorSpec, start: int, theta: Floats, momentum: Floats | None, update: Floats
     ) -> None:
         self.sink.momentum(spec, momentum)
+        self.exact.release(spec, start, start + update.size)
 
     def plain(self, spec: TensorSpec, start: int, values: NDArray[Any]) -> None:
         self.sink.plain(spec, start, values)

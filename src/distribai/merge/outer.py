@@ -202,9 +202,7 @@ def merge_files(
                 kept = open_residual(feedback.kept, manifest)
             exact = stack.enter_context(Exact(manifest, out_update.parent))
             walk(inputs, _ExactSink(out, exact), threads)
-            send_down(
-                manifest, inputs.theta, exact.arrays, kept, header.codec, _DownSink(out), release
-            )
+            send_down(manifest, inputs.theta, exact, kept, header.codec, _DownSink(out), release)
         written = out.theta.commit()
         written_momentum = out.momentum.commit()
         rest = None if out.rest is None else out.rest.commit()
@@ -313,6 +311,7 @@ class _ExactSink:
     ) -> None:
         if momentum is not None:
             self.out.momentum.write(spec.name, start, momentum)
+        self.exact.release(spec, start, start + update.size)
 
     def plain(self, spec: TensorSpec, start: int, values: NDArray[Any]) -> None:
         _FileSink(self.out).plain(spec, start, values)
