@@ -76,6 +76,15 @@ def _records(rows: Sequence[AnyRow], leased: Sequence[AnyRow]) -> tuple[NodeReco
     )
 
 
+async def knock(grid: Grid) -> None:
+    """Return if the database answers.
+
+    Raises:
+        Unavailable: ``grid.database``.
+    """
+    await grid.db.now()
+
+
 async def summary(grid: Grid, organizations: frozenset[str] | None = None) -> GridSummary:
     """The grid's health; with jobs counted of these organizations alone, where they are given.
 
