@@ -8,7 +8,7 @@ is as the caller believes, and says whether it did. Times are database time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from sqlalchemy import and_, case, exists, func, or_, select, update
@@ -34,6 +34,20 @@ async def take_duty(tx: Tx, name: str, holder: str, seconds: float) -> int | Non
     )
     fence = await tx.scalar(statement.returning(duties.c.fence))
     return None if fence is None else int(fence)
+
+
+async def duty_holder(tx: Tx, name: str) -> str | None:
+    """Who holds a duty; None: nobody does, its lease has run out."""
+    found = await tx.scalar(
+        select(duties.c.holder).where(duties.c.name == name, duties.c.lease_until > tx.now)
+    )
+    return None if found is None else str(found)
+
+
+async def has_run_out(tx: Tx, name: str) -> bool:
+    """Whether somebody held the duty, and nobody does now."""
+    ended = select(duties.c.name).where(duties.c.name == name, duties.c.lease_until <= tx.now)
+    return await tx.first(ended) is not None
 
 
 async def drop_duties(tx: Tx, holder: str | None) -> None:
@@ -107,6 +121,14 @@ async def take_up_again(
     )
 
 
+async def lock_tasks(tx: Tx, ids: Collection[str]) -> None:
+    """Lock tasks by their ids' order, for who is going to change several in another one: two of
+    these would wait for each other. An embedded database has one writer anyway."""
+    if ids and tx.dialect == "postgresql":
+        wanted = select(tasks.c.id).where(tasks.c.id.in_(list(ids))).order_by(tasks.c.id)
+        await tx.run(wanted.with_for_update(key_share=True))
+
+
 async def extend_leases(
     tx: Tx, node_id: str, held: Iterable[tuple[str, int]], lease_s: float
 ) -> set[tuple[str, int]]:
@@ -162,9 +184,11 @@ async def grant_grace(tx: Tx, seconds: float, deadline_s: float) -> None:
     orchestrator nor a clock that was set meanwhile counts against a node."""
     least = max(seconds, deadline_s)
     given = tasks.c.deadline_at - tasks.c.leased_at
+    is_leased = tasks.c.state == TaskState.LEASED.value
+    leased = select(tasks.c.id).where(is_leased).order_by(tasks.c.id)
     await tx.run(
         update(tasks)
-        .where(tasks.c.state == TaskState.LEASED.value)
+        .where(is_leased, tasks.c.id.in_(leased.with_for_update(key_share=True)))
         .values(
             lease_until=tx.now + seconds,
             deadline_at=tx.now + case((given > least, given), else_=least),
