@@ -19,7 +19,7 @@ import uvicorn
 from grpc import aio
 
 from distribai.core.ids import RANDOM_BYTES, make_id
-from distribai.errors import Conflict
+from distribai.errors import Conflict, Unavailable
 from distribai.orchestrator import addresses, certificates
 from distribai.orchestrator.addresses import join_address
 from distribai.orchestrator.certificates import ServerTls
@@ -190,10 +190,14 @@ class Orchestrator:
         return tls
 
     async def _leave(self) -> None:
-        """The last words of this process to the database."""
-        await liveness.flush(self.grid)
-        async with self.grid.db.write() as tx:
-            await leases.drop_duties(tx, self.grid.holder)
+        """The last words of this process to the database. Without it the process ends all the same:
+        its leases run out by themselves."""
+        try:
+            await liveness.flush(self.grid)
+            async with self.grid.db.write() as tx:
+                await leases.drop_duties(tx, self.grid.holder)
+        except Unavailable as problem:
+            log.warning("stopped without a word to the database", problem=problem.message)
 
     async def _serve_grpc(self, tls: ServerTls | None) -> int:
         server = aio.server(options=list(SERVER_OPTIONS))
