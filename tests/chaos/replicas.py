@@ -435,6 +435,13 @@ class Replicated(GridProcesses):
         except Unavailable:
             return -1
 
+    def _all_are_shown(self) -> bool:
+        try:
+            found = self.look(lambda client: client.health())
+        except Unavailable:
+            return False
+        return len(found.replicas) == REPLICAS and not found.problems
+
     # -------------------------------------------------------------- the verdict
 
     def run(self, plan: Sequence[str]) -> Verdict:
@@ -448,6 +455,7 @@ class Replicated(GridProcesses):
         nodes = len(self.crowd.nodes) + len(self.nodes)
         self._until("every node is back", lambda: self._online() == nodes)
         self._until("who is gone holds nothing", lambda: not self._left_behind())
+        self._until("every replica is shown", self._all_are_shown)
         self._until("every job ends", lambda: not self.open)
         self._until("no lease is left", lambda: not self._leases())
         rounds = self._audit()

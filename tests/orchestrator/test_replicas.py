@@ -10,6 +10,11 @@ import pytest
 from sqlalchemy import select
 
 from distribai.core.states import Liveness, TaskState
+from distribai.orchestrator import feed
+from distribai.orchestrator.duties import Duties
+from distribai.orchestrator.feed import Wanted
+from distribai.orchestrator.fleet import queries
+from distribai.orchestrator.fleet import replicas as fleet_replicas
 from distribai.orchestrator.fleet.liveness import after_start, flush, wait_for_nodes
 from distribai.orchestrator.fleet.queries import list_nodes
 from distribai.orchestrator.grpc import serve
@@ -168,3 +173,64 @@ async def test_replicas_that_write_about_the_same_nodes_at_once_do_not_undo_each
 
     first, second = replicas
     await asyncio.gather(hear(first), hear(second), start(first), start(second))
+
+
+async def told_of_replicas(world: World) -> list[tuple[str, object]]:
+    found = await feed.read(world.grid, Wanted.of(["replica"]), "", 100)
+    return [(e.kind, e.data["replica"]) for e in found.items]
+
+
+async def test_a_replica_that_is_gone_is_told_once_and_shown_until_it_is_back(
+    replicas: tuple[World, World],
+) -> None:
+    leader, other = replicas
+    await other.settle()
+    here = ("host0:8766", "host1:8766")
+    summary = await queries.summary(leader.grid)
+    assert (summary.replicas, summary.problems) == (here, ())
+
+    for _ in range(6):
+        await leader.advance(10.0)
+    summary = await queries.summary(leader.grid)
+    assert summary.replicas == here[:1]
+    assert not summary.ok
+    assert "host1:8766 is gone" in summary.problems[0]
+    page = (await leader.grid.metrics.page(leader.grid)).decode()
+    assert 'distribai_grid_replicas{state="here"} 1.0' in page
+    assert 'distribai_grid_replicas{state="gone"} 1.0' in page
+
+    await other.settle()
+    await leader.settle()
+    summary = await queries.summary(leader.grid)
+    assert (summary.replicas, summary.problems) == (here, ())
+    assert await told_of_replicas(leader) == [
+        ("replica.here", "host0:8766"),
+        ("replica.here", "host1:8766"),
+        ("replica.gone", "host1:8766"),
+        ("replica.here", "host1:8766"),
+    ]
+
+
+async def test_a_replica_that_leaves_in_order_or_long_ago_is_not_missed(
+    replicas: tuple[World, World],
+) -> None:
+    leader, other = replicas
+    await other.settle()
+    async with other.grid.db.write() as tx:
+        await fleet_replicas.leave(other.grid, tx)
+    assert (await queries.summary(leader.grid)).problems == ()
+    assert (await told_of_replicas(leader))[-1] == ("replica.left", "host1:8766")
+
+    other.duties = Duties(other.grid)
+    await other.settle()
+    leader.time.now += fleet_replicas.SHOWN_S + 60.0
+    await leader.settle()
+    assert (await queries.summary(leader.grid)).problems == ()
+    async with leader.grid.db.read() as tx:
+        assert [r.name for r in await fleet_replicas.shown(tx)] == ["host0:8766"]
+
+
+async def test_an_embedded_database_has_no_replicas_to_tell_of(world: World) -> None:
+    await world.settle()
+    assert (await queries.summary(world.grid)).replicas == ()
+    assert await told_of_replicas(world) == []

@@ -17,6 +17,7 @@ import structlog
 
 from distribai.errors import Unavailable
 from distribai.orchestrator.context import Grid
+from distribai.orchestrator.fleet import replicas
 from distribai.orchestrator.fleet.delivery import deliver
 from distribai.orchestrator.fleet.liveness import LEADER, flush, sweep, wait_for_nodes
 from distribai.orchestrator.fleet.standing import judge
@@ -74,6 +75,7 @@ class Duties:
 
     grid: Grid
     _next_grace: float | None = None
+    _here_at: float | None = None
     _stopping: bool = False
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
@@ -87,7 +89,9 @@ class Duties:
         """One look at everything but submissions and merges; whether anything changed."""
         changed = False
         await flush(self.grid)
+        await self._be_here()
         if await self._leases[LEADER].held():
+            changed |= await replicas.notice(self.grid)
             changed |= await sweep(self.grid)
             changed |= await judge(self.grid)
             changed |= await open_rounds(self.grid)
@@ -96,6 +100,15 @@ class Duties:
             changed |= await complete_jobs(self.grid)
         await deliver(self.grid)
         return changed
+
+    async def _be_here(self) -> None:
+        now = self.grid.clock()
+        if (
+            self._here_at is None
+            or now - self._here_at >= self.grid.settings.liveness.replica_s * RENEW
+        ):
+            await replicas.be_here(self.grid)
+            self._here_at = now
 
     async def verify(self) -> bool:
         """Judge what was submitted; whether anything was."""

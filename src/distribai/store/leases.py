@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import and_, case, exists, func, or_, select, update
+from sqlalchemy import and_, case, delete, exists, func, or_, select, update
 
 from distribai.core.states import TaskState
 from distribai.store.engine import AnyRow, Tx
@@ -60,6 +60,59 @@ async def drop_duties(tx: Tx, holder: str | None) -> None:
 async def held_until(tx: Tx) -> float:
     """When the last lease of a duty ends or has ended; 0 when there never was one."""
     return float(await tx.scalar(select(func.max(duties.c.lease_until))) or 0.0)
+
+
+_REPLICA = "replica."
+_IS_REPLICA = duties.c.name.startswith(_REPLICA, autoescape=True)
+_TOLD = 0
+"""The fence of a replica that is known to be gone."""
+
+
+async def be_here(tx: Tx, name: str, holder: str, seconds: float) -> bool:
+    """Prolong the lease with which a replica says that it is here; whether it was not, or was
+    another process. Two that run at once under one name take turns."""
+    row_name = f"{_REPLICA}{name}"[:64]
+    query = select(duties.c.holder).where(duties.c.name == row_name, duties.c.fence > _TOLD)
+    before = await tx.scalar(query)
+    values = {"holder": holder, "fence": 1, "lease_until": tx.now + seconds}
+    statement = tx.insert(duties).values(name=row_name, **values)
+    await tx.run(statement.on_conflict_do_update(index_elements=[duties.c.name], set_=values))
+    return bool(before != holder)
+
+
+async def replicas(tx: Tx) -> Sequence[tuple[str, float]]:
+    """The replicas that there were lately, by name, each with the end of its lease."""
+    rows = await tx.all(select(duties).where(_IS_REPLICA).order_by(duties.c.name))
+    return [(row.name.removeprefix(_REPLICA), row.lease_until) for row in rows]
+
+
+async def gone_replicas(tx: Tx, seconds: float) -> bool:
+    """Whether a lease has run out that nobody was told of, or did so ``seconds`` ago."""
+    news = or_(duties.c.fence > _TOLD, duties.c.lease_until <= tx.now - seconds)
+    gone = select(duties.c.name).where(_IS_REPLICA, duties.c.lease_until <= tx.now, news).limit(1)
+    return await tx.first(gone) is not None
+
+
+async def mark_gone(tx: Tx) -> Sequence[str]:
+    """Replicas whose lease has run out since the last call, by name."""
+    rows = await tx.all(
+        update(duties)
+        .where(_IS_REPLICA, duties.c.lease_until <= tx.now, duties.c.fence > _TOLD)
+        .values(fence=_TOLD)
+        .returning(duties.c.name)
+    )
+    return sorted(row.name.removeprefix(_REPLICA) for row in rows)
+
+
+async def forget_gone(tx: Tx, seconds: float) -> None:
+    """Forget replicas that are gone for so long."""
+    await tx.run(delete(duties).where(_IS_REPLICA, duties.c.lease_until <= tx.now - seconds))
+
+
+async def forget_replica(tx: Tx, name: str, holder: str) -> bool:
+    """A replica leaves in order; whether it was here."""
+    is_it = and_(duties.c.name == f"{_REPLICA}{name}"[:64], duties.c.holder == holder)
+    return await tx.first(delete(duties).where(is_it).returning(duties.c.name)) is not None
 
 
 async def lease_task(

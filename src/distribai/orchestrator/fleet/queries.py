@@ -10,6 +10,7 @@ from distribai.core.plain import from_plain
 from distribai.core.states import Liveness, TaskState
 from distribai.errors import Unavailable
 from distribai.orchestrator.context import Grid
+from distribai.orchestrator.fleet import replicas
 from distribai.orchestrator.fleet.registration import MODE, TRUSTED
 from distribai.orchestrator.records import DeviceRecord, GridSummary, NodeRecord, NodeState, Page
 from distribai.orchestrator.webhooks.duties import stranded
@@ -98,9 +99,11 @@ async def summary(grid: Grid, organizations: frozenset[str] | None = None) -> Gr
         by_state = await jobs.count_by_state(tx)
         mode = await fleet.fact(tx, MODE) or TRUSTED
         shown = by_state if organizations is None else await jobs.count_by_state(tx, organizations)
+        here = await replicas.shown(tx)
         now = tx.now
     online = sum(n.liveness == Liveness.ONLINE for n in nodes)
     problems = await _problems(grid, by_state, len(nodes), online)
+    problems += tuple(replicas.trouble(here))
     return GridSummary(
         grid_id=grid.grid_id,
         mode=mode,
@@ -116,6 +119,7 @@ async def summary(grid: Grid, organizations: frozenset[str] | None = None) -> Gr
         jobs=shown,
         tasks_queued=counts.get(TaskState.QUEUED, 0),
         tasks_leased=counts.get(TaskState.LEASED, 0),
+        replicas=tuple(r.name for r in here if r.here),
     )
 
 
