@@ -32,6 +32,7 @@ from distribai.node import identity
 from distribai.node.blobs import BlobClient, Fetcher
 from distribai.node.cache import BlobCache
 from distribai.node.clock import SystemClock
+from distribai.node.executors import failed
 from distribai.node.link import Hello, Link
 from distribai.node.transport import GrpcTransport
 from distribai.testing.child import PretendChild
@@ -90,7 +91,7 @@ class VirtualNode:
         self._one_at_a_time = threading.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._lost_at: float | None = None
-        self.goal = 0
+        self.goal, self.job_id = 0, ""
 
     @property
     def node_id(self) -> str:
@@ -194,15 +195,18 @@ class VirtualNode:
 
     async def _work(self, hand: Hand) -> None:
         async with self._device:
-            self.goal = hand.task.steps
+            self.goal, self.job_id = hand.task.steps, hand.task.job_id
             if hand.task.phase == "train":
                 self.goal = await self._train(hand)
             run = Run(hand.task, str(self._root), "cpu", 1)
             done = await self.loop.run_in_executor(self._pool, self._do, run)
-            if done.outcome.delta is not None:
-                path = Path(done.delta_path)
-                await self._upload(path, done.outcome.delta, hand.task.job_id)
-        self._report(hand, done.outcome)
+            outcome = done.outcome
+            if outcome.delta is not None:
+                try:
+                    await self._upload(Path(done.delta_path), outcome.delta, hand.task.job_id)
+                except DistribAIError as problem:  # the task may be somebody else's by now
+                    outcome = failed(hand.task, problem.code, problem.message)
+        self._report(hand, outcome)
 
     def _do(self, run: Run) -> Done:
         with self._one_at_a_time:  # a thread whose task was cancelled goes on
@@ -239,17 +243,18 @@ class VirtualNode:
 
     async def _upload(self, path: Path, blob: BlobRef, job_id: str) -> None:
         if self.rng.random() < UNRULY:
-            await self._out_of_order(await asyncio.to_thread(path.read_bytes), blob)
+            await self._out_of_order(await asyncio.to_thread(path.read_bytes), blob, job_id)
         twice = self.rng.random() < UNRULY
         uploads = [self._blobs.upload(path, blob, job_id) for _ in range(1 + twice)]
         self.mischief["upload twice at once"] += twice
         await asyncio.gather(*uploads)
         await asyncio.to_thread(path.unlink)
 
-    async def _out_of_order(self, data: bytes, blob: BlobRef) -> None:
+    async def _out_of_order(self, data: bytes, blob: BlobRef, job_id: str) -> None:
         """Send the second half first, both halves at once, and the first one again."""
         self.mischief["upload out of order"] += 1
-        headers = {"Authorization": f"Bearer {self._link.session_token}"}
+        token = self._link.session_token
+        headers = {"Authorization": f"Bearer {token}", "X-DistribAI-Job": job_id}
         half = len(data) // 2
         with suppress(httpx.HTTPError, KeyError, ValueError):
             async with httpx.AsyncClient(
@@ -280,7 +285,7 @@ class VirtualNode:
         """Have blobs; called in a thread."""
 
         async def all_of_them() -> dict[str, Path]:
-            return {b.sha256: await self._fetcher.fetch(b, "") for b in blobs}
+            return {b.sha256: await self._fetcher.fetch(b, self.job_id) for b in blobs}
 
         return asyncio.run_coroutine_threadsafe(all_of_them(), self.loop).result()
 

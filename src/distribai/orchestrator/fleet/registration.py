@@ -81,7 +81,15 @@ async def register(
     # Two streams of one key at once would each believe that the other is the older one.
     async with grid.fleet.joining(node_id):
         session, token, resumed, held = await _enter(
-            *(grid, node_id, key, message, devices, machine, intent, in_hand, protocol),
+            grid,
+            node_id,
+            key,
+            message,
+            devices,
+            machine,
+            intent,
+            in_hand,
+            protocol,
             challenged_at,
         )
     session.heard = True
