@@ -124,8 +124,9 @@ interface's events show is what happened. [What survives what](../how-to/operate
             states.Liveness,
             f"Silence alone moves it: degraded after {seconds.degraded_s:g} s, offline after "
             f"{seconds.offline_s:g} s (`[liveness]` in the settings), online whenever the node is "
-            "heard. A node that says goodbye is offline at once. After a start of the orchestrator "
-            "every node that was not offline counts as heard at that moment.",
+            "heard. A node that says goodbye is offline at once. When the orchestrator starts, or "
+            "a replica takes over the lead that nobody had for a while, every node that was not "
+            "offline counts as heard at that moment.",
         ),
         (
             "Standing",

@@ -29,6 +29,7 @@ class LivenessSettings:
     offline_s: float = _help(50.0, "silence after which a node counts as offline")
     startup_grace_s: float = _help(60.0, "after a start no lease expires for so long")
     tick_s: float = _help(5.0, "the duties look for work at least so often")
+    replica_s: float = _help(30.0, "after so long another replica does what a dead one had to do")
     task_deadline_s: float = _help(3600.0, "a task's lease ends after so long at the latest")
 
 
@@ -204,6 +205,7 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
     "liveness.offline_s": (0.1, 86400.0),
     "liveness.startup_grace_s": (0.0, 86400.0),
     "liveness.tick_s": (0.05, 3600.0),
+    "liveness.replica_s": (0.5, 3600.0),
     "liveness.task_deadline_s": (1.0, 10**7),
     **{
         f"limits.{field.name}": (1.0, 10**9) if field.name.endswith("_burst") else (0.0, 10**9)

@@ -21,7 +21,7 @@ from distribai.core.ranges import SampleRange
 from distribai.core.spec import BlobRef, DataSpec, JobSpec, ModelSpec
 from distribai.core.states import JOB, JobState, check
 from distribai.core.why import Held, JobWhy, NodeWhy, Reason
-from distribai.errors import NotFound, Unauthenticated
+from distribai.errors import NotFound, Unauthenticated, Unavailable
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.feed import Events, Wanted
 from distribai.orchestrator.fleet.standing import ORDERS, VERBS
@@ -75,6 +75,7 @@ class Orchestrator:
         self.counted: list[tuple[str, str, int, int]] = []
         self.nodes: list[NodeRecord] = []
         self.problems: tuple[str, ...] = ()
+        self.away = False
         self.answer = "accepted"
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +106,7 @@ class Orchestrator:
             ],
             "jobs.why": ["why_job"],
             "jobs.retry": ["retry_job"],
-            "fleet.queries": ["node_state", "page_nodes", "summary"],
+            "fleet.queries": ["knock", "node_state", "page_nodes", "summary"],
             "fleet.standing": ["order", "set_standing"],
             "fleet.why": ["resolve_node", "why_node"],
             "feed": ["read"],
@@ -350,6 +351,10 @@ class Orchestrator:
     async def node_state(self, grid: Grid, node_id: str) -> NodeState:
         (n,) = [n for n in self.nodes if n.id == node_id]
         return NodeState(n.id, n.liveness, n.standing, n.intent, n.ordered, n.standing_reason)
+
+    async def knock(self, grid: Grid) -> None:
+        if self.away:
+            raise Unavailable("grid.database", "The database is away.")
 
     async def summary(self, grid: Grid, organizations: frozenset[str] | None = None) -> GridSummary:
         return GridSummary(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
 from distribai.core.spec import BlobRef
+from distribai.errors import Unavailable
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.http.ranges import Unsatisfiable, parse_range
 from tests.http.stand_in import Orchestrator, job_record, spec
@@ -52,6 +54,35 @@ async def test_a_blob_goes_up_in_parts_and_comes_down(
     assert down.headers["etag"] == f'"{claim(data)["sha256"]}"'
     assert [c[2:] for c in rooms.counted] == [(4000, 0), (6000, 0), (0, 10_000)]
     assert {c[:2] for c in rooms.counted} == {("job_x", "node_a")}
+
+
+async def test_a_store_that_fails_before_the_first_byte_is_a_problem_that_passes(
+    operator: httpx.AsyncClient, grid: Grid, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref = await grid.blobs.put_bytes(b"here")
+    monkeypatch.setattr(grid.blobs, "read", fails_after())
+    answer = await operator.get(f"{BLOBS}/{ref.sha256}")
+    assert (answer.status_code, answer.json()["code"]) == (503, "blob.store")
+
+
+async def test_a_store_that_fails_in_the_middle_cuts_the_connection_and_is_no_defect(
+    operator: httpx.AsyncClient, grid: Grid, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref = await grid.blobs.put_bytes(b"here and there")
+    monkeypatch.setattr(grid.blobs, "read", fails_after(b"here"))
+    with capture_logs() as lines, pytest.raises(AssertionError):
+        # What httpx's transport without sockets says of an answer that does not end.
+        await operator.get(f"{BLOBS}/{ref.sha256}")
+    assert [line["event"] for line in lines if line["log_level"] != "debug"] == ["answer cut off"]
+
+
+def fails_after(*chunks: bytes) -> Callable[..., AsyncIterator[bytes]]:
+    async def read(*_: object) -> AsyncIterator[bytes]:
+        for chunk in chunks:
+            yield chunk
+        raise Unavailable("blob.store", "The blob store failed to read.")
+
+    return read
 
 
 async def test_a_blob_that_is_there_needs_no_upload(

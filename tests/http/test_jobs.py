@@ -187,13 +187,15 @@ async def test_waiting_ends_with_an_empty_answer(operator: httpx.AsyncClient, gr
     assert empty.json() == {"items": [], "cursor": "1"}
 
 
-async def test_health_tells_what_is_wrong_and_the_probes_only_that(
+async def test_health_tells_what_is_wrong_and_the_probes_only_whether_to_send_anybody_here(
     operator: httpx.AsyncClient, stranger: httpx.AsyncClient, rooms: Orchestrator
 ) -> None:
     assert (await stranger.get("/healthz")).json() == {"status": "ok"}
     assert (await stranger.get("/readyz")).status_code == 200
     rooms.problems = ("The disk is full.",)
     assert (await operator.get("/api/v1/health")).json()["problems"] == ["The disk is full."]
+    assert (await stranger.get("/readyz")).status_code == 200, "the others have it as well"
+    rooms.away = True
     not_ready = await stranger.get("/readyz")
     assert (not_ready.status_code, not_ready.json()) == (503, {"status": "not ready"})
 

@@ -69,6 +69,7 @@ class World:
             entropy=rng.randbytes,
             grid_id="grid_test",
             holder=f"holder{self.seed}",
+            replica=f"host{self.seed}:8766",
         )
         self.grid.sleep = self._slow
         self.invite = await tokens.ensure_invite(db, self.root, rng.randbytes)

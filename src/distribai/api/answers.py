@@ -298,7 +298,8 @@ class NodeState(Answer):
 
 class GridSummary(Answer):
     """The grid's health. ``mode`` is ``trusted`` (the operator's own nodes) or ``open``
-    (strangers'); ``problems`` are sentences; ``ok`` is whether there are none."""
+    (strangers'); ``problems`` are sentences; ``ok`` is whether there are none. ``replicas`` are the
+    names, host and port, of those that are here; none where there can be one only."""
 
     grid_id: str
     mode: str
@@ -314,6 +315,7 @@ class GridSummary(Answer):
     jobs: dict[str, int]
     tasks_queued: int
     tasks_leased: int
+    replicas: list[str] = []
 
 
 class PlanAnswer(Answer):

@@ -209,7 +209,7 @@ _MODELS: Mapping[str, BaseModel] = {
         mode="trusted",
         grid_id="grid_mfrggzdfmztwq2lk",
         software="0.1.0",
-        database="sqlite",
+        database="postgresql",
         ok=True,
         problems=[],
         now=AT,
@@ -220,6 +220,7 @@ _MODELS: Mapping[str, BaseModel] = {
         jobs={"running": 1, "completed": 4},
         tasks_queued=0,
         tasks_leased=3,
+        replicas=["grid-a:8766", "grid-b:8766"],
     ),
     "PlanAnswer": answers.PlanAnswer(spec=SPEC, plan=PLAN),
     "Generation": answers.Generation(

@@ -30,6 +30,7 @@ def health(*, as_json: output.Json = False, reach: Reach | None = None) -> int:
                 ("jobs", jobs),
                 ("tasks", f"{found.tasks_leased} at work, {found.tasks_queued} queued"),
                 ("software", f"{found.software}, {found.database}"),
+                *([("replicas", ", ".join(found.replicas))] if found.replicas else []),
             ]
         )
     )

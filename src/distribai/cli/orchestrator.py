@@ -114,6 +114,7 @@ def _ready(running: Orchestrator, settings: Settings, as_json: bool) -> None:
                 "grpc": running.grpc_address,
                 "http": running.http_address,
                 "join_link": running.join_link,
+                "replica": running.grid.holder,
                 "ca": running.ca_pem,
                 "operator_token": running.operator_token,
                 "operator_login": running.operator_login,

@@ -17,8 +17,9 @@ import structlog
 
 from distribai.errors import Unavailable
 from distribai.orchestrator.context import Grid
+from distribai.orchestrator.fleet import replicas
 from distribai.orchestrator.fleet.delivery import deliver
-from distribai.orchestrator.fleet.liveness import flush, sweep
+from distribai.orchestrator.fleet.liveness import LEADER, flush, sweep, wait_for_nodes
 from distribai.orchestrator.fleet.standing import judge
 from distribai.orchestrator.jobs.completion import complete_jobs
 from distribai.orchestrator.retention import collect
@@ -32,11 +33,8 @@ from distribai.store import leases
 
 log = structlog.get_logger(__name__)
 
-LEASE_S = 30.0
-"""A dead replica's duties are taken over after this long at the latest."""
-
-RENEW_S = 10.0
-"""A lease is prolonged when it was not for this long."""
+RENEW = 1 / 3
+"""A duty's lease (``liveness.replica_s``) is prolonged when this share of it has passed."""
 
 CLEAN_S = 3600.0
 """Seconds between two looks for what nothing needs any more."""
@@ -54,12 +52,19 @@ class DutyLease:
     renewed_at: float | None = None
 
     async def held(self) -> bool:
-        """Whether the duty is ours now, after prolonging the lease if it is time."""
-        now = self.grid.clock()
-        if self.renewed_at is not None and now - self.renewed_at < RENEW_S:
+        """Whether the duty is ours now, after prolonging the lease if it is time.
+
+        Whoever leads after a while in which nobody did (the leader died or was frozen, the database
+        was away) first gives the nodes time to come back.
+        """
+        now, seconds = self.grid.clock(), self.grid.settings.liveness.replica_s
+        if self.renewed_at is not None and now - self.renewed_at < RENEW * seconds:
             return True
         async with self.grid.db.write() as tx:
-            fence = await leases.take_duty(tx, self.name, self.grid.holder, LEASE_S)
+            had_run_out = await leases.has_run_out(tx, self.name)
+            fence = await leases.take_duty(tx, self.name, self.grid.holder, seconds)
+            if fence is not None and had_run_out and self.name == LEADER:
+                await wait_for_nodes(self.grid, tx)
         self.renewed_at = now if fence is not None else None
         return fence is not None
 
@@ -70,11 +75,12 @@ class Duties:
 
     grid: Grid
     _next_grace: float | None = None
+    _here_at: float | None = None
     _stopping: bool = False
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._leases = {n: DutyLease(self.grid, n) for n in ("control", "verify", "merge", "clean")}
+        self._leases = {n: DutyLease(self.grid, n) for n in (LEADER, "verify", "merge", "clean")}
         self._deliverer = Deliverer(self.grid)
         # Not at the start, which has enough to do.
         self._cleaned_at = self.grid.clock()
@@ -83,7 +89,9 @@ class Duties:
         """One look at everything but submissions and merges; whether anything changed."""
         changed = False
         await flush(self.grid)
-        if await self._leases["control"].held():
+        await self._be_here()
+        if await self._leases[LEADER].held():
+            changed |= await replicas.notice(self.grid)
             changed |= await sweep(self.grid)
             changed |= await judge(self.grid)
             changed |= await open_rounds(self.grid)
@@ -92,6 +100,15 @@ class Duties:
             changed |= await complete_jobs(self.grid)
         await deliver(self.grid)
         return changed
+
+    async def _be_here(self) -> None:
+        now = self.grid.clock()
+        if (
+            self._here_at is None
+            or now - self._here_at >= self.grid.settings.liveness.replica_s * RENEW
+        ):
+            await replicas.be_here(self.grid)
+            self._here_at = now
 
     async def verify(self) -> bool:
         """Judge what was submitted; whether anything was."""

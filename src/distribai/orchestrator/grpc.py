@@ -98,7 +98,7 @@ async def serve(
     except TooMany as problem:
         yield _end(problem)
         return
-    nonce = grid.entropy(NONCE_BYTES)
+    nonce, challenged_at = grid.entropy(NONCE_BYTES), grid.clock()
     yield pb.OrchestratorMessage(
         challenge=pb.Challenge(
             nonce=nonce, grid_id=grid.grid_id, protocol_min=PROTOCOL_MIN, protocol_max=PROTOCOL
@@ -110,7 +110,7 @@ async def serve(
             raise ProtocolMismatch(
                 "protocol.malformed", "The first message of a stream must be RegisterSession."
             )
-        registered = await register(grid, message.register, nonce)
+        registered = await register(grid, message.register, nonce, challenged_at)
     except (StopAsyncIteration, TimeoutError):
         return
     except DistribAIError as problem:

@@ -19,13 +19,13 @@ import uvicorn
 from grpc import aio
 
 from distribai.core.ids import RANDOM_BYTES, make_id
-from distribai.errors import Conflict
+from distribai.errors import Conflict, Unavailable
 from distribai.orchestrator import addresses, certificates
 from distribai.orchestrator.addresses import join_address
 from distribai.orchestrator.certificates import ServerTls
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.duties import Duties
-from distribai.orchestrator.fleet import liveness, tokens
+from distribai.orchestrator.fleet import liveness, replicas, tokens
 from distribai.orchestrator.fleet.registration import MODE, TRUSTED
 from distribai.orchestrator.grpc import NodeService
 from distribai.orchestrator.http import connections
@@ -108,6 +108,7 @@ class Orchestrator:
         )
         self.join_link, self.public_url = str(link), link.http_url
         self.grid.join_link = self.join_link
+        self.grid.replica = f"{socket.gethostname()}:{http_port}"
         self.duties = Duties(self.grid)
         self.duties.start()
         self._stack.push_async_callback(self.duties.stop)
@@ -190,10 +191,15 @@ class Orchestrator:
         return tls
 
     async def _leave(self) -> None:
-        """The last words of this process to the database."""
-        await liveness.flush(self.grid)
-        async with self.grid.db.write() as tx:
-            await leases.drop_duties(tx, self.grid.holder)
+        """The last words of this process to the database. Without it the process ends all the same:
+        its leases run out by themselves."""
+        try:
+            await liveness.flush(self.grid)
+            async with self.grid.db.write() as tx:
+                await leases.drop_duties(tx, self.grid.holder)
+                await replicas.leave(self.grid, tx)
+        except Unavailable as problem:
+            log.warning("stopped without a word to the database", problem=problem.message)
 
     async def _serve_grpc(self, tls: ServerTls | None) -> int:
         server = aio.server(options=list(SERVER_OPTIONS))

@@ -26,6 +26,7 @@ from prometheus_client.process_collector import ProcessCollector
 from distribai import __version__
 from distribai.core.states import JobState, Liveness, RoundState, Standing, TaskState
 from distribai.core.tasks import Phase
+from distribai.orchestrator.fleet import replicas
 from distribai.store.statements import watching
 
 if TYPE_CHECKING:
@@ -147,6 +148,12 @@ class Metrics:
         self._tokens = Gauge(
             "distribai_grid_tokens_accepted", "Target tokens of accepted work.", registry=registry
         )
+        self._replicas = Gauge(
+            "distribai_grid_replicas",
+            "Replicas that are here, and that are gone for less than an hour; none on SQLite.",
+            ["state"],
+            registry=registry,
+        )
         self._read = Gauge(
             "distribai_grid_read_timestamp_seconds",
             "When the grid's figures were read, in database time.",
@@ -203,6 +210,7 @@ class Metrics:
             tasks = await watching.count_tasks(tx)
             nodes = await watching.count_nodes(tx)
             rounds = await watching.count_rounds(tx)
+            shown = await replicas.shown(tx)
         _set(self._jobs, ((j.value,) for j in JobState), {(r.state,): r.number for r in jobs})
         _set(
             self._tasks,
@@ -215,6 +223,9 @@ class Metrics:
             {(r.liveness, r.standing): r.number for r in nodes},
         )
         _set(self._rounds, ((r.value,) for r in RoundState), {(r.state,): r.number for r in rounds})
+        here = sum(r.here for r in shown)
+        self._replicas.labels("here").set(here)
+        self._replicas.labels("gone").set(len(shown) - here)
         self._tokens.set(sum(int(r.tokens) for r in jobs))
         self._read.set(tx.now)
 

@@ -281,7 +281,8 @@ class NodeState:
 
 @dataclass(frozen=True, slots=True)
 class GridSummary:
-    """The grid's health. ``problems`` are sentences; ``ok`` is whether there are none."""
+    """The grid's health. ``problems`` are sentences; ``ok`` is whether there are none.
+    ``replicas`` are the names of those that are here; none where there can be one only."""
 
     grid_id: str
     mode: str
@@ -297,3 +298,4 @@ class GridSummary:
     jobs: Mapping[str, int]
     tasks_queued: int
     tasks_leased: int
+    replicas: tuple[str, ...] = ()

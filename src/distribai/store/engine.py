@@ -55,6 +55,12 @@ NOW = text("SELECT extract(epoch FROM clock_timestamp())::double precision")
 BUSY_S = 30.0
 """Seconds that SQLite waits for a lock that another process (a backup) holds."""
 
+PASSING = ("08", "40001", "40P01", "53", "55P03", "57", "58", "25006")
+"""Beginnings of PostgreSQL's SQLSTATE codes for what passes: connections; transactions that were
+undone because of others; no disk, memory or connections left; a lock not had in time; an operator's
+intervention, a restart among them; its system's errors; and that it only reads, as a standby does
+until a failover is over (PostgreSQL's documentation, appendix A)."""
+
 READERS = 4
 """Reader connections of the embedded database; each has its thread."""
 
@@ -280,12 +286,11 @@ def _opener() -> str:
 
 
 def _passes(problem: DBAPIError) -> bool:
-    """Whether trying again later may help: the connection broke, the disk is full, or PostgreSQL
-    undid one of two transactions that waited for each other."""
+    """Whether trying again later may help: the connection broke, the disk is full, PostgreSQL
+    undid one of two transactions that waited for each other, or it has trouble of its own."""
     code = getattr(problem.orig, "sqlstate", None) or ""
-    undone = code in ("40001", "40P01")
     broken = isinstance(problem, (OperationalError, InterfaceError))
-    return undone or broken or problem.connection_invalidated
+    return broken or problem.connection_invalidated or code.startswith(PASSING)
 
 
 def _away(problem: Exception) -> Unavailable:

@@ -8,10 +8,10 @@ is as the caller believes, and says whether it did. Times are database time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import and_, case, exists, func, or_, select, update
+from sqlalchemy import and_, case, delete, exists, func, or_, select, update
 
 from distribai.core.states import TaskState
 from distribai.store.engine import AnyRow, Tx
@@ -36,6 +36,20 @@ async def take_duty(tx: Tx, name: str, holder: str, seconds: float) -> int | Non
     return None if fence is None else int(fence)
 
 
+async def duty_holder(tx: Tx, name: str) -> str | None:
+    """Who holds a duty; None: nobody does, its lease has run out."""
+    found = await tx.scalar(
+        select(duties.c.holder).where(duties.c.name == name, duties.c.lease_until > tx.now)
+    )
+    return None if found is None else str(found)
+
+
+async def has_run_out(tx: Tx, name: str) -> bool:
+    """Whether somebody held the duty, and nobody does now."""
+    ended = select(duties.c.name).where(duties.c.name == name, duties.c.lease_until <= tx.now)
+    return await tx.first(ended) is not None
+
+
 async def drop_duties(tx: Tx, holder: str | None) -> None:
     """Let others have the duties of ``holder`` at once; None: those of every holder, for who
     knows that all of them are dead."""
@@ -46,6 +60,59 @@ async def drop_duties(tx: Tx, holder: str | None) -> None:
 async def held_until(tx: Tx) -> float:
     """When the last lease of a duty ends or has ended; 0 when there never was one."""
     return float(await tx.scalar(select(func.max(duties.c.lease_until))) or 0.0)
+
+
+_REPLICA = "replica."
+_IS_REPLICA = duties.c.name.startswith(_REPLICA, autoescape=True)
+_TOLD = 0
+"""The fence of a replica that is known to be gone."""
+
+
+async def be_here(tx: Tx, name: str, holder: str, seconds: float) -> bool:
+    """Prolong the lease with which a replica says that it is here; whether it was not, or was
+    another process. Two that run at once under one name take turns."""
+    row_name = f"{_REPLICA}{name}"[:64]
+    query = select(duties.c.holder).where(duties.c.name == row_name, duties.c.fence > _TOLD)
+    before = await tx.scalar(query)
+    values = {"holder": holder, "fence": 1, "lease_until": tx.now + seconds}
+    statement = tx.insert(duties).values(name=row_name, **values)
+    await tx.run(statement.on_conflict_do_update(index_elements=[duties.c.name], set_=values))
+    return bool(before != holder)
+
+
+async def replicas(tx: Tx) -> Sequence[tuple[str, float]]:
+    """The replicas that there were lately, by name, each with the end of its lease."""
+    rows = await tx.all(select(duties).where(_IS_REPLICA).order_by(duties.c.name))
+    return [(row.name.removeprefix(_REPLICA), row.lease_until) for row in rows]
+
+
+async def gone_replicas(tx: Tx, seconds: float) -> bool:
+    """Whether a lease has run out that nobody was told of, or did so ``seconds`` ago."""
+    news = or_(duties.c.fence > _TOLD, duties.c.lease_until <= tx.now - seconds)
+    gone = select(duties.c.name).where(_IS_REPLICA, duties.c.lease_until <= tx.now, news).limit(1)
+    return await tx.first(gone) is not None
+
+
+async def mark_gone(tx: Tx) -> Sequence[str]:
+    """Replicas whose lease has run out since the last call, by name."""
+    rows = await tx.all(
+        update(duties)
+        .where(_IS_REPLICA, duties.c.lease_until <= tx.now, duties.c.fence > _TOLD)
+        .values(fence=_TOLD)
+        .returning(duties.c.name)
+    )
+    return sorted(row.name.removeprefix(_REPLICA) for row in rows)
+
+
+async def forget_gone(tx: Tx, seconds: float) -> None:
+    """Forget replicas that are gone for so long."""
+    await tx.run(delete(duties).where(_IS_REPLICA, duties.c.lease_until <= tx.now - seconds))
+
+
+async def forget_replica(tx: Tx, name: str, holder: str) -> bool:
+    """A replica leaves in order; whether it was here."""
+    is_it = and_(duties.c.name == f"{_REPLICA}{name}"[:64], duties.c.holder == holder)
+    return await tx.first(delete(duties).where(is_it).returning(duties.c.name)) is not None
 
 
 async def lease_task(
@@ -107,6 +174,14 @@ async def take_up_again(
     )
 
 
+async def lock_tasks(tx: Tx, ids: Collection[str]) -> None:
+    """Lock tasks by their ids' order, for who is going to change several in another one: two of
+    these would wait for each other. An embedded database has one writer anyway."""
+    if ids and tx.dialect == "postgresql":
+        wanted = select(tasks.c.id).where(tasks.c.id.in_(list(ids))).order_by(tasks.c.id)
+        await tx.run(wanted.with_for_update(key_share=True))
+
+
 async def extend_leases(
     tx: Tx, node_id: str, held: Iterable[tuple[str, int]], lease_s: float
 ) -> set[tuple[str, int]]:
@@ -162,9 +237,11 @@ async def grant_grace(tx: Tx, seconds: float, deadline_s: float) -> None:
     orchestrator nor a clock that was set meanwhile counts against a node."""
     least = max(seconds, deadline_s)
     given = tasks.c.deadline_at - tasks.c.leased_at
+    is_leased = tasks.c.state == TaskState.LEASED.value
+    leased = select(tasks.c.id).where(is_leased).order_by(tasks.c.id)
     await tx.run(
         update(tasks)
-        .where(tasks.c.state == TaskState.LEASED.value)
+        .where(is_leased, tasks.c.id.in_(leased.with_for_update(key_share=True)))
         .values(
             lease_until=tx.now + seconds,
             deadline_at=tx.now + case((given > least, given), else_=least),

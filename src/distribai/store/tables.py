@@ -301,6 +301,7 @@ sessions = Table(
     Column("node_id", ForeignKey("nodes.id"), nullable=False),
     Column("token_hash", SHA, nullable=False, unique=True),
     Column("holder", ID, nullable=False),
+    # When its node registered last: began it, or took it up again.
     Column("created_at", Double, nullable=False),
     Column("ended_at", Double),
     Index(None, "node_id"),

@@ -1,7 +1,7 @@
 """What a grid's records must show after a job, whatever died while it ran; from files alone.
 
-:func:`audit` reads the SQLite database and the blobs of an orchestrator's state directory, by their
-own means and not the orchestrator's, and lists everything that must not be:
+:func:`audit` reads the database and the blobs of a grid, by their own means and not the
+orchestrator's, and lists everything that must not be:
 
 - a sample position that was consumed twice by accepted work, or by none and is not in the pool;
 - accepted work that is in no merged round, or in its round's manifest not exactly once, or that
@@ -10,17 +10,19 @@ own means and not the orchestrator's, and lists everything that must not be:
   accepted deltas, does not give the recorded weights, momentum, update and rest bit for bit: hence
   what died in between has left no trace;
 - a version whose file, update or place in the lineage does not fit; a file that is not its hash;
-- a task that has not ended, or whose acceptance is not exactly one event; likewise a round's merge.
+- a task that has not ended exactly once, or whose acceptance is not exactly one event; likewise a
+  round's merge.
 
-The orchestrator may still run on the directory, as long as the job has ended.
+The orchestrators may still run, as long as the job has ended.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,39 +54,66 @@ class Audit:
         return not self.problems
 
 
+_Row = Mapping[str, Any]
+"""Columns by name; JSON as text."""
+
+_QUERIES = {
+    "jobs": "select * from jobs where id = $1",
+    "tasks": "select * from tasks where job_id = $1 order by seq",
+    "submissions": "select * from submissions where job_id = $1 order by task_id",
+    "versions": "select * from versions where job_id = $1",
+    "rounds": "select * from rounds where job_id = $1 order by number, take",
+    "events": "select * from outbox where job_id = $1 order by id",
+}
+
+_ENDS = {f"task.{state}" for state in TaskState if is_terminal(TASK, state)}
+
+
 @dataclass(frozen=True, slots=True)
 class _Records:
     """The rows of one job."""
 
-    job: sqlite3.Row
-    tasks: list[sqlite3.Row]
-    submissions: list[sqlite3.Row]
-    versions: dict[int, sqlite3.Row]
-    rounds: list[sqlite3.Row]
-    events: list[sqlite3.Row]
+    job: _Row
+    tasks: list[_Row]
+    submissions: list[_Row]
+    versions: dict[int, _Row]
+    rounds: list[_Row]
+    events: list[_Row]
 
     @property
-    def merged(self) -> list[sqlite3.Row]:
+    def merged(self) -> list[_Row]:
         return [row for row in self.rounds if row["state"] == "merged"]
 
     @property
-    def trained(self) -> list[sqlite3.Row]:
+    def trained(self) -> list[_Row]:
         return [row for row in self.submissions if row["phase"] == "train"]
 
 
-def audit(state: Path, job_id: str, blobs: Path | None = None) -> Audit:
+def audit(state: Path, job_id: str, blobs: Path | None = None, database: str = "") -> Audit:
     """Look at one ended job.
 
     Args:
         state: the orchestrator's state directory, with ``grid.sqlite3``.
         job_id: the job's whole id.
         blobs: where the blobs lie; ``<state>/blobs`` by default.
+        database: the URL of a PostgreSQL database to read in place of ``grid.sqlite3``. Not to be
+            called where an event loop runs then.
 
     Raises:
         ValueError: there is no such job.
-        OSError: the files cannot be read.
+        OSError: the files or the database cannot be read.
     """
-    records = _read(state / "grid.sqlite3", job_id)
+    rows = asyncio.run(_postgres(database, job_id)) if database else _sqlite(state, job_id)
+    if not rows["jobs"]:
+        raise ValueError(f"there is no job {job_id} in {database or state}")
+    records = _Records(
+        job=rows["jobs"][0],
+        tasks=rows["tasks"],
+        submissions=rows["submissions"],
+        versions={row["version"]: row for row in rows["versions"]},
+        rounds=rows["rounds"],
+        events=rows["events"],
+    )
     spec = from_plain(JobSpec, json.loads(records.job["spec"]))
     manifest = manifest_of(spec.model.family, spec.model.config)
     files = _Files(state / "blobs" if blobs is None else blobs)
@@ -94,28 +123,29 @@ def audit(state: Path, job_id: str, blobs: Path | None = None) -> Audit:
     return Audit(len(records.merged), len(records.trained), tuple(problems))
 
 
-def _read(path: Path, job_id: str) -> _Records:
-    db = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+def _sqlite(state: Path, job_id: str) -> dict[str, list[_Row]]:
+    db = sqlite3.connect(f"file:{state / 'grid.sqlite3'}?mode=ro", uri=True)
     db.row_factory = sqlite3.Row
-
-    def rows(query: str) -> list[sqlite3.Row]:
-        return db.execute(query, (job_id,)).fetchall()
-
     try:
-        jobs = rows("select * from jobs where id = ?")
-        if not jobs:
-            raise ValueError(f"there is no job {job_id} in {path}")
-        versions = rows("select * from versions where job_id = ?")
-        return _Records(
-            job=jobs[0],
-            tasks=rows("select * from tasks where job_id = ? order by seq"),
-            submissions=rows("select * from submissions where job_id = ? order by task_id"),
-            versions={row["version"]: row for row in versions},
-            rounds=rows("select * from rounds where job_id = ? order by number, take"),
-            events=rows("select * from outbox where job_id = ? order by id"),
-        )
+        return {
+            name: [dict(row) for row in db.execute(query.replace("$1", "?"), (job_id,))]
+            for name, query in _QUERIES.items()
+        }
     finally:
         db.close()
+
+
+async def _postgres(url: str, job_id: str) -> dict[str, list[_Row]]:
+    import asyncpg  # a grid on SQLite needs no driver for it
+
+    db = await asyncpg.connect(url)
+    try:
+        return {
+            name: [dict(row) for row in await db.fetch(query, job_id)]
+            for name, query in _QUERIES.items()
+        }
+    finally:
+        await db.close()
 
 
 class _Files:
@@ -173,6 +203,10 @@ def _ends(records: _Records) -> Iterator[str]:
     for task in records.tasks:
         if not is_terminal(TASK, TaskState(task["state"])):
             yield f"the task {task['id']} is still {task['state']}"
+    ends = Counter(e["task_id"] for e in records.events if e["kind"] in _ENDS)
+    for task in records.tasks:
+        if ends[task["id"]] != 1:
+            yield f"the end of the task {task['id']} was told {ends[task['id']]} times"
     told = Counter(e["task_id"] for e in records.events if e["kind"] == "task.accepted")
     kept = Counter(row["task_id"] for row in records.submissions)
     accepted = Counter(task["id"] for task in records.tasks if task["state"] == "accepted")
@@ -199,7 +233,7 @@ def _round(
     files: _Files,
     spec: JobSpec,
     manifest: ParameterManifest,
-    row: sqlite3.Row,
+    row: _Row,
 ) -> Sequence[str]:
     name = f"round {row['number']}"
     base, new = records.versions.get(row["number"]), records.versions.get(row["number"] + 1)
@@ -222,9 +256,7 @@ def _round(
     if record.codec_down != spec.codec_down_of(row["number"]):
         return [f"{name} sent its update as {record.codec_down}, which is not the job's"]
     try:
-        return [
-            f"{name}: {problem}" for problem in _replay(files, manifest, record, dict(base), new)
-        ]
+        return [f"{name}: {problem}" for problem in _replay(files, manifest, record, base, new)]
     except (DistribAIError, ValueError, OSError) as problem:
         return [f"{name}: {problem}"]
 
@@ -233,8 +265,8 @@ def _replay(
     files: _Files,
     manifest: ParameterManifest,
     record: RoundManifest,
-    base: dict[str, Any],
-    new: sqlite3.Row,
+    base: _Row,
+    new: _Row,
 ) -> Iterator[str]:
     if (record.base_hash, record.base_momentum_hash) != (base["weights_hash"], base["outer_hash"]):
         yield "it started from other weights or momentum than its version's"

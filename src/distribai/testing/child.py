@@ -77,11 +77,12 @@ class PretendChild:
                 if isinstance(asked, Measure):
                     self._channel.send(Measured(0.0, 0.0, "nothing here is really trained"))
                 else:
-                    self._channel.send(self._do(asked))
+                    self._channel.send(self.do(asked))
         except ChannelClosed:
             return
 
-    def _do(self, run: Run) -> Done:
+    def do(self, run: Run) -> Done:
+        """Do one task, from its weights to its outcome; what goes wrong is in the outcome."""
         task = run.assignment
         try:
             self._channel(0.0)

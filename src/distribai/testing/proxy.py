@@ -1,4 +1,5 @@
-"""A TCP proxy that a test can cut, freeze and slow down: a bad network between real processes.
+"""A TCP proxy that a test can cut, freeze and slow down: a bad network between real processes; and
+a load balancer of the same making.
 
 ::
 
@@ -15,6 +16,8 @@ for every chunk. Bytes are never changed or reordered: that is TCP's promise.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from types import TracebackType
 
 CHUNK = 1 << 14
@@ -82,13 +85,21 @@ class Proxy:
             writer.transport.abort()
         self._writers.clear()
 
+    async def _reach(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection to the other side.
+
+        Raises:
+            OSError: there is none to be had.
+        """
+        return await asyncio.open_connection(*self._target)
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
         if self._cut:
             writer.transport.abort()
             return
         try:
-            far_reader, far_writer = await asyncio.open_connection(*self._target)
+            far_reader, far_writer = await self._reach()
         except OSError:
             writer.transport.abort()  # as if the proxy were not there
             return
@@ -125,3 +136,29 @@ class Proxy:
             start = max(now, self._free_at[direction])
             self._free_at[direction] = start + size / self.bytes_per_s
             await asyncio.sleep(self._free_at[direction] - now)
+
+
+class Balancer(Proxy):
+    """Spreads connections over several addresses in turn, as a load balancer does.
+
+    Args:
+        targets: where connections go: host and port.
+        is_well: whether the target of that index is to get new ones, by whatever health check there
+            is. Of those that are, one that refuses is passed over.
+
+    Connections that are open stay with their target, however it fares.
+    """
+
+    def __init__(self, targets: Sequence[tuple[str, int]], is_well: Callable[[int], bool]) -> None:
+        super().__init__(*targets[0])
+        self._targets, self._is_well = tuple(targets), is_well
+        self._next = 0
+
+    async def _reach(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        for _ in self._targets:
+            index, self._next = self._next, (self._next + 1) % len(self._targets)
+            if not self._is_well(index):
+                continue
+            with suppress(OSError):
+                return await asyncio.open_connection(*self._targets[index])
+        raise ConnectionRefusedError("no target takes connections")

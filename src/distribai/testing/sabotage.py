@@ -85,8 +85,11 @@ def _without_submission_key() -> None:
 
 
 async def drop_submission_key(db: Database) -> None:
-    """Make the table of accepted work anew, without its primary key; SQLite only."""
+    """Take the primary key from the table of accepted work. A second call changes nothing."""
     async with db.write() as tx:
+        if tx.dialect == "postgresql":
+            await tx.run(text("ALTER TABLE submissions DROP CONSTRAINT IF EXISTS pk_submissions"))
+            return
         await tx.run(text("CREATE TABLE keyless AS SELECT * FROM submissions"))
         await tx.run(text("DROP TABLE submissions"))
         await tx.run(text("ALTER TABLE keyless RENAME TO submissions"))

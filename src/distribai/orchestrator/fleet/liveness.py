@@ -31,6 +31,9 @@ log = structlog.get_logger(__name__)
 AFTERWARDS_S = 60.0
 """Seconds for which lines about a task that has ended are still its node's to write."""
 
+LEADER = "control"
+"""The duty whose holder notices silence."""
+
 MAX_MOVED = 2**40
 """Bytes that a node may say it moved between two flushes, about a second: a sum of such claims
 never grows beyond its column."""
@@ -84,6 +87,7 @@ async def _write_heard(
     await fleet.heard(tx, [_heard_row(s, *moved[s.node_id]) for s in heard])
     measured = [(s.node_id, s.machine) for s in heard if s.machine is not None]
     await fleet.set_machines(tx, {node_id: to_plain(machine) for node_id, machine in measured})
+    await leases.lock_tasks(tx, {task_id for s in heard for task_id in (*s.in_hand, *s.progress)})
     for session in heard:
         held = list(session.in_hand.items())
         await leases.extend_leases(tx, session.node_id, held, grid.settings.liveness.offline_s)
@@ -274,10 +278,13 @@ async def _release(grid: Grid, task: AnyRow, why: str, *, code: str, expired: bo
 
 
 async def goodbye(grid: Grid, session: LiveSession) -> None:
-    """A node that was draining has closed its stream: it is gone, without waiting for silence."""
+    """A node that was draining has closed its stream: it is gone, without waiting for silence.
+    Unless it has been started again and is in a newer session, at another replica, by now."""
     grid.fleet.drop(session)
     async with grid.db.write() as tx:
-        await fleet.end_sessions(tx, session.node_id)
+        await fleet.lock_node(tx, session.node_id)
+        if not await fleet.end_session(tx, session.id):
+            return
         await fleet.change_node(
             tx,
             session.node_id,
@@ -291,18 +298,27 @@ async def goodbye(grid: Grid, session: LiveSession) -> None:
 
 
 async def after_start(grid: Grid) -> None:
-    """Every node counts as heard now, and for ``startup_grace_s`` no lease expires and no round
-    merges without the nodes that were at work in it: they are on their way back."""
-    liveness = grid.settings.liveness
+    """This process begins. Unless another one leads, the nodes are on their way back: see
+    :func:`wait_for_nodes`."""
     async with grid.db.write() as tx:
-        await fleet.hear_all(tx)
-        await leases.grant_grace(tx, liveness.startup_grace_s, liveness.task_deadline_s)
-        grid.started_at, grid.not_before = tx.now, tx.now + liveness.startup_grace_s
+        grid.started_at = tx.now
         if grid.db.dialect == "sqlite":
             # The file's lock is ours, so whoever held a duty or a stream is dead: neither wait for
             # its leases nor lease anything to nodes that have not come back.
             await leases.drop_duties(tx, None)
             await fleet.end_sessions(tx, None)
+        if await leases.duty_holder(tx, LEADER) is None:
+            await wait_for_nodes(grid, tx)
+
+
+async def wait_for_nodes(grid: Grid, tx: Tx) -> None:
+    """Nobody looked after the nodes for a while: every one that was not given up counts as heard
+    now, and for ``startup_grace_s`` no lease expires and no round merges without the nodes that
+    were at work in it."""
+    liveness = grid.settings.liveness
+    await fleet.hear_all(tx)
+    await leases.grant_grace(tx, liveness.startup_grace_s, liveness.task_deadline_s)
+    grid.not_before = tx.now + liveness.startup_grace_s
 
 
 async def _liveness_event(tx: Tx, node_id: str, state: Liveness) -> None:

@@ -10,6 +10,7 @@ from distribai.core.plain import from_plain
 from distribai.core.states import Liveness, TaskState
 from distribai.errors import Unavailable
 from distribai.orchestrator.context import Grid
+from distribai.orchestrator.fleet import replicas
 from distribai.orchestrator.fleet.registration import MODE, TRUSTED
 from distribai.orchestrator.records import DeviceRecord, GridSummary, NodeRecord, NodeState, Page
 from distribai.orchestrator.webhooks.duties import stranded
@@ -76,6 +77,15 @@ def _records(rows: Sequence[AnyRow], leased: Sequence[AnyRow]) -> tuple[NodeReco
     )
 
 
+async def knock(grid: Grid) -> None:
+    """Return if the database answers.
+
+    Raises:
+        Unavailable: ``grid.database``.
+    """
+    await grid.db.now()
+
+
 async def summary(grid: Grid, organizations: frozenset[str] | None = None) -> GridSummary:
     """The grid's health; with jobs counted of these organizations alone, where they are given.
 
@@ -89,9 +99,11 @@ async def summary(grid: Grid, organizations: frozenset[str] | None = None) -> Gr
         by_state = await jobs.count_by_state(tx)
         mode = await fleet.fact(tx, MODE) or TRUSTED
         shown = by_state if organizations is None else await jobs.count_by_state(tx, organizations)
+        here = await replicas.shown(tx)
         now = tx.now
     online = sum(n.liveness == Liveness.ONLINE for n in nodes)
     problems = await _problems(grid, by_state, len(nodes), online)
+    problems += tuple(replicas.trouble(here))
     return GridSummary(
         grid_id=grid.grid_id,
         mode=mode,
@@ -107,6 +119,7 @@ async def summary(grid: Grid, organizations: frozenset[str] | None = None) -> Gr
         jobs=shown,
         tasks_queued=counts.get(TaskState.QUEUED, 0),
         tasks_leased=counts.get(TaskState.LEASED, 0),
+        replicas=tuple(r.name for r in here if r.here),
     )
 
 

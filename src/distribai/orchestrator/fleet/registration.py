@@ -20,7 +20,7 @@ from distribai.core.states import (
     is_terminal,
 )
 from distribai.core.text import clean
-from distribai.errors import NotAllowed, ProtocolMismatch
+from distribai.errors import NotAllowed, ProtocolMismatch, Unavailable
 from distribai.orchestrator import events
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.fleet import passes
@@ -62,10 +62,15 @@ class Registered:
     ack: pb.RegisterAck
 
 
-async def register(grid: Grid, message: pb.RegisterSession, nonce: bytes) -> Registered:
-    """Check a registration and open a session, or go on with one.
+async def register(
+    grid: Grid, message: pb.RegisterSession, nonce: bytes, challenged_at: float
+) -> Registered:
+    """Check a registration and open a session, or go on with one. ``challenged_at``, on the
+    process's clock, is when its node was sent the ``nonce``.
 
     Raises:
+        Unavailable: ``grid.database``; ``grid.unreachable``: it took so long that the node has
+            registered elsewhere meanwhile.
         ProtocolMismatch: ``protocol.version``, or ``protocol.malformed``.
         NotAllowed: ``node.key``: not the key's signature; ``node.invite``: an unknown key without a
             valid invite; ``node.quarantined`` or ``node.banned``.
@@ -85,7 +90,16 @@ async def register(grid: Grid, message: pb.RegisterSession, nonce: bytes) -> Reg
     # Two streams of one key at once would each believe that the other is the older one.
     async with grid.fleet.joining(node_id):
         session, token, resumed, held = await _enter(
-            grid, node_id, key, message, devices, machine, intent, in_hand, protocol
+            grid,
+            node_id,
+            key,
+            message,
+            devices,
+            machine,
+            intent,
+            in_hand,
+            protocol,
+            challenged_at,
         )
     session.heard = True
     session.in_hand = dict(held)
@@ -118,6 +132,7 @@ async def _enter(
     intent: Intent,
     in_hand: Iterable[TaskInHand],
     protocol: int,
+    challenged_at: float,
 ) -> tuple[LiveSession, str, bool, set[tuple[str, int]]]:
     """The session, its token, whether it goes on, and the attempts that the node keeps."""
     old = grid.fleet.of(node_id)
@@ -134,7 +149,14 @@ async def _enter(
         await passes.ready(grid)
     session_id = old.id if resumed and old is not None else grid.new_id("ses")
     async with grid.db.write() as tx:
+        began = tx.now - (grid.clock() - challenged_at)
         await _admit(tx, node_id, key, message, devices, machine, intent)
+        if await fleet.registered_since(tx, node_id, began):
+            # A process that was frozen, or waited for the database, must not end the session that
+            # its node has begun at another one: the node would take that for a second daemon.
+            raise Unavailable(
+                "grid.unreachable", "This registration took so long that a newer one came first."
+            )
         if resumed and session_id not in await fleet.open_sessions(tx, [session_id]):
             # Another replica has taken it over, or the node counted as gone meanwhile.
             resumed, session_id = False, grid.new_id("ses")

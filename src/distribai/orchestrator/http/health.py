@@ -8,7 +8,7 @@ from fastapi import APIRouter, Response
 
 from distribai.api import answers
 from distribai.core.plain import to_plain
-from distribai.errors import NotFound
+from distribai.errors import NotFound, Unavailable
 from distribai.orchestrator.fleet import queries
 from distribai.orchestrator.http import problems
 from distribai.orchestrator.http.security import Access, Caller, GridOf, allow
@@ -27,11 +27,16 @@ async def healthz() -> dict[str, str]:
 @probes.get("/readyz", summary="Can it serve?", responses={503: {"description": "Not now."}})
 @allow(Access.PUBLIC)
 async def readyz(grid: GridOf, response: Response) -> dict[str, str]:
-    """200 when the database answers and nothing is wrong, else 503. No details: it is public."""
-    if (await queries.summary(grid)).ok:
-        return {"status": "ready"}
-    response.status_code = 503
-    return {"status": "not ready"}
+    """200 when the database answers, else 503. No details: it is public.
+
+    What is wrong with the grid as a whole (no node, no blob store) is no reason to send nobody to
+    this process: a load balancer would take all replicas away, and the nodes with them."""
+    try:
+        await queries.knock(grid)
+    except Unavailable:
+        response.status_code = 503
+        return {"status": "not ready"}
+    return {"status": "ready"}
 
 
 @router.get(

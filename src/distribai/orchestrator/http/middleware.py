@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from distribai.errors import TooMany
 from distribai.orchestrator import events
 from distribai.orchestrator.http import problems
+from distribai.orchestrator.http.ranges import CutOff
 from distribai.orchestrator.limits import Limits
 
 MAX_BODY = 4 << 20
@@ -78,6 +79,8 @@ class Envelope:
         try:
             with events.request():
                 await self._app(scope, limited, send_with_id)
+        except CutOff as problem:
+            log.warning("answer cut off", path=scope["path"], problem=str(problem))
         except Exception:
             status = status or 500  # answered further out
             raise

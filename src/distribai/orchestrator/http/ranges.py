@@ -13,6 +13,7 @@ from starlette.responses import Response, StreamingResponse
 
 from distribai.core.direct import FOLLOW_HEADER, SMALL
 from distribai.core.spec import BlobRef
+from distribai.errors import Unavailable
 from distribai.store.blobs import BlobStore
 from distribai.store.presigning import Presigner
 
@@ -38,6 +39,11 @@ FollowHeader = Annotated[
         pattern="^1?$",
     ),
 ]
+
+
+class CutOff(Exception):
+    """The blob store failed in the middle of an answer: the connection ends, and whoever asked goes
+    on from there with a range."""
 
 
 class Unsatisfiable(Exception):
@@ -110,17 +116,23 @@ async def blob_response(
     media = "application/octet-stream"
     if request.method == "HEAD":
         return Response(status_code=status, headers=base, media_type=media)
-    body = _counted(blobs.read(ref.sha256, start, stop), sent)
-    return StreamingResponse(body, status, headers=base, media_type=media)
+    chunks = blobs.read(ref.sha256, start, stop)
+    # What fails before the first byte is answered as what it is.
+    first = await anext(chunks, b"")
+    return StreamingResponse(_counted(first, chunks, sent), status, headers=base, media_type=media)
 
 
 async def _counted(
-    chunks: AsyncIterator[bytes], sent: Callable[[int], None]
+    first: bytes, rest: AsyncIterator[bytes], sent: Callable[[int], None]
 ) -> AsyncIterator[bytes]:
     total = 0
     try:
-        async for chunk in chunks:
+        yield first
+        total += len(first)
+        async for chunk in rest:
             yield chunk
             total += len(chunk)
+    except Unavailable as problem:
+        raise CutOff(problem.message) from problem
     finally:
         sent(total)

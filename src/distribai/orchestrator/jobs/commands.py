@@ -23,6 +23,7 @@ from distribai.orchestrator.idempotency import Key, SameKey, key_for, made_befor
 from distribai.orchestrator.jobs import preparation
 from distribai.orchestrator.people import admission
 from distribai.orchestrator.rounds import tasks as task_rows
+from distribai.store import leases
 from distribai.store.engine import AnyRow, Tx
 from distribai.store.statements import jobs as statements
 from distribai.store.statements import records, work
@@ -324,7 +325,9 @@ async def end_job(tx: Tx, job: AnyRow, new: JobState, reason: str) -> None:
                 reason=reason,
                 closed_at=tx.now,
             )
-    for task in await work.tasks_in(tx, work.OPEN_TASKS, job_id=job.id):
+    left = await work.tasks_in(tx, work.OPEN_TASKS, job_id=job.id)
+    await leases.lock_tasks(tx, [task.id for task in left])
+    for task in left:
         # A sample that somebody asked for is worth having whatever became of the job.
         if task.phase != "generate":
             await task_rows.end(tx, task, TaskState.CANCELLED, reason)

@@ -1,4 +1,8 @@
-"""Nodes, sessions, invites and tokens."""
+"""Nodes, sessions, invites and tokens.
+
+Who changes several nodes at once locks them by their ids' order, or PostgreSQL would undo one of
+two replicas that wait for each other.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +31,15 @@ from distribai.store.tables import failures, invites, meta, nodes, sessions, sub
 
 async def lock_node(tx: Tx, node_id: str) -> AnyRow | None:
     """One node, its row locked until the end of the transaction."""
-    return await tx.first(select(nodes).where(nodes.c.id == node_id).with_for_update())
+    # Not against the keys that refer to it: work of the node is accepted meanwhile.
+    locked = select(nodes).where(nodes.c.id == node_id).with_for_update(key_share=True)
+    return await tx.first(locked)
+
+
+def _in_order(*conditions: ColumnElement[bool]) -> ColumnElement[bool]:
+    """Nodes that fulfil ``conditions``, locked one after the other by their ids."""
+    found = select(nodes.c.id).where(*conditions).order_by(nodes.c.id)
+    return and_(nodes.c.id.in_(found.with_for_update(key_share=True)), *conditions)
 
 
 async def add_node(tx: Tx, **values: Any) -> None:
@@ -93,7 +105,7 @@ async def heard(tx: Tx, rows: Iterable[Mapping[str, Any]]) -> None:
             bytes_up=nodes.c.bytes_up + bindparam("up"),
             bytes_down=nodes.c.bytes_down + bindparam("down"),
         ),
-        list(rows),
+        sorted(rows, key=lambda row: str(row["node"])),
     )
 
 
@@ -183,8 +195,10 @@ async def set_liveness(
     return await tx.all(
         update(nodes)
         .where(
-            nodes.c.liveness.in_([state.value for state in old]),
-            nodes.c.last_heard_at <= silent_since,
+            _in_order(
+                nodes.c.liveness.in_([state.value for state in old]),
+                nodes.c.last_heard_at <= silent_since,
+            )
         )
         .values(liveness=new.value)
         .returning(nodes.c.id)
@@ -219,7 +233,9 @@ async def set_online(tx: Tx, ids: Collection[str]) -> Sequence[AnyRow]:
 async def hear_all(tx: Tx) -> None:
     """After a start: whoever was not given up counts as heard now."""
     await tx.run(
-        update(nodes).where(nodes.c.liveness != Liveness.OFFLINE.value).values(last_heard_at=tx.now)
+        update(nodes)
+        .where(_in_order(nodes.c.liveness != Liveness.OFFLINE.value))
+        .values(last_heard_at=tx.now)
     )
 
 
@@ -241,14 +257,40 @@ async def open_session(tx: Tx, session_id: str, node_id: str, token_hash: str, h
 
 
 async def renew_session(tx: Tx, session_id: str, token_hash: str) -> None:
-    """Give a session that goes on a fresh token."""
-    await tx.run(update(sessions).where(sessions.c.id == session_id).values(token_hash=token_hash))
+    """Give a session that goes on a fresh token; it counts as begun now."""
+    await tx.run(
+        update(sessions)
+        .where(sessions.c.id == session_id)
+        .values(token_hash=token_hash, created_at=tx.now)
+    )
+
+
+async def registered_since(tx: Tx, node_id: str, moment: float) -> bool:
+    """Whether a session of the node is open that began, or was taken up again, behind ``moment``.
+    The node's row is locked, so that nobody else begins one now."""
+    found = await tx.first(
+        select(sessions.c.id)
+        .where(
+            sessions.c.node_id == node_id,
+            sessions.c.ended_at.is_(None),
+            sessions.c.created_at > moment,
+        )
+        .limit(1)
+    )
+    return found is not None
 
 
 async def end_sessions(tx: Tx, node_id: str | None) -> None:
     """End all sessions of a node; None: of every node."""
     statement = update(sessions).where(sessions.c.ended_at.is_(None)).values(ended_at=tx.now)
     await tx.run(statement if node_id is None else statement.where(sessions.c.node_id == node_id))
+
+
+async def end_session(tx: Tx, session_id: str) -> bool:
+    """End one session; whether it was open."""
+    statement = update(sessions).where(sessions.c.id == session_id, sessions.c.ended_at.is_(None))
+    ended = await tx.first(statement.values(ended_at=tx.now).returning(sessions.c.id))
+    return ended is not None
 
 
 async def open_sessions(tx: Tx, ids: Collection[str]) -> set[str]:
