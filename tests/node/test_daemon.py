@@ -18,6 +18,7 @@ from distribai.node.benchmark import LOOK_S
 from distribai.node.daemon import FAREWELL_S, HURRY_S, WISH_S, Daemon, join_link, remember
 from distribai.sections import NodeSettings
 from distribai.testing.clock import FakeClock, settle
+from distribai.testing.proxy import Proxy
 from distribai.wire import convert, signing
 from distribai.wire.joinlink import JoinLink
 from distribai.wire.v1 import distribai_pb2 as pb
@@ -27,7 +28,6 @@ from tests.node.helpers import (
     BlobServer,
     NoJitter,
     Peer,
-    Proxy,
     ScriptedOrchestrator,
     assignment,
     eventually,
@@ -118,7 +118,7 @@ async def test_a_task_goes_all_the_way(grid: Grid) -> None:
 
 
 async def test_a_result_survives_a_reset_connection_until_it_is_acknowledged(grid: Grid) -> None:
-    async with Proxy(grid.port) as proxy:
+    async with Proxy("127.0.0.1", grid.port) as proxy:
         grid.port = proxy.port
         daemon = await grid.up()
         assert (await grid.accepted()).accepted
