@@ -117,6 +117,29 @@ async def test_a_task_goes_all_the_way(grid: Grid) -> None:
     await eventually(lambda: not list(daemon._worker.hands))
 
 
+async def test_a_machine_whose_month_is_used_up_says_so_and_takes_no_tasks(grid: Grid) -> None:
+    daemon = await grid.up(month_bytes=100_000)
+    large = grid.server.put(bytes(200_000))
+    grid.peer.assign(assignment(base=WeightsRef(5, "hash5", large, 5)))
+    result = await grid.peer.hear("task_result")
+    assert (result.status, result.error_code) == ("failed", "node.month")
+    assert "200 kB more do not fit" in result.reason
+    assert not any(method == "GET" for method, _, _ in grid.server.requests)
+    daemon.governor.contribute()  # a heartbeat at once
+    beat = await grid.peer.hear("heartbeat")
+    assert beat.intent == "pause"
+    assert "its owner gives" in beat.intent_reason
+    grid.peer.acknowledge(result)
+    answer = await grid.accepted(task_id="task_b")
+    assert not answer.accepted
+    assert "its owner gives" in answer.reason
+    await grid.stop()
+    grid.start(month_bytes=10**9)
+    register = await grid.join()
+    assert (register.intent, register.intent_reason) == ("contribute", "")
+    assert register.machine.month_bytes == 10**9
+
+
 async def test_a_result_survives_a_reset_connection_until_it_is_acknowledged(grid: Grid) -> None:
     async with Proxy("127.0.0.1", grid.port) as proxy:
         grid.port = proxy.port

@@ -265,7 +265,8 @@ class DeviceRecord(Answer):
 
 class NodeRecord(Answer):
     """One contributor machine on its three axes, and what it holds now. ``ordered`` is what the
-    operator wants of it, ``machine`` what it was measured to have."""
+    operator wants of it, ``machine`` what it was measured to have; ``intent_reason`` why it takes
+    no tasks, in its own words, empty where it does not say."""
 
     id: str
     name: str
@@ -283,6 +284,7 @@ class NodeRecord(Answer):
     standing_reason: str = ""
     machine: Machine | None = None
     account_id: str = ""
+    intent_reason: str = ""
 
 
 class NodeState(Answer):

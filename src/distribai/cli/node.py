@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -40,6 +41,16 @@ def start(
     share: Annotated[
         float | None, Parameter(help="Share of the device's time, up to 1.  [default: 1]")
     ] = None,
+    up_mbps: Annotated[
+        float | None, Parameter(help="Send at most so many Mbit/s.  [default: no limit]")
+    ] = None,
+    down_mbps: Annotated[
+        float | None, Parameter(help="Fetch at most so many Mbit/s.  [default: no limit]")
+    ] = None,
+    month_gb: Annotated[
+        float | None,
+        Parameter(help="Move at most so many GB (10^9 bytes) a month.  [default: no limit]"),
+    ] = None,
     cache_gb: Annotated[float | None, Parameter(help="Largest cache.  [default: 20]")] = None,
     state_dir: Annotated[
         Path | None,
@@ -62,7 +73,10 @@ def start(
             "node.device": device,
             "node.threads": threads,
             "node.share": share,
-            "node.cache_bytes": None if cache_gb is None else int(cache_gb * 2**30),
+            "node.up_mbps": up_mbps,
+            "node.down_mbps": down_mbps,
+            "node.month_bytes": _bytes(month_gb, 10**9),
+            "node.cache_bytes": _bytes(cache_gb, 2**30),
             "node.state_dir": state_dir,
         }
     )
@@ -72,6 +86,13 @@ def start(
     if settings.node().state_dir != Path():
         return run_node(settings.node())
     return in_first_free(settings.home.state / "nodes", settings.node(), run_node)
+
+
+def _bytes(amount: float | None, unit: int) -> float | int | None:
+    """``amount`` in bytes; what is no number is left for the settings to refuse."""
+    if amount is None or not math.isfinite(amount):
+        return amount
+    return int(amount * unit)
 
 
 StateDir = Annotated[

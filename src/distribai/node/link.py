@@ -75,6 +75,7 @@ class Hello:
     tasks: Sequence[TaskInHand]
     blobs: Sequence[str]
     intent: Intent
+    intent_reason: str = ""
     machine: Machine | None = None
 
 
@@ -241,6 +242,7 @@ class Link:
             resume_session=self._session_id,
             received=self._channel.received,
             intent=hello.intent.value,
+            intent_reason=hello.intent_reason,
             machine=machine_to_wire(hello.machine),
         )
         await self._write(connection, pb.NodeMessage(register=register))

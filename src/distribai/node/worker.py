@@ -248,7 +248,8 @@ class Worker:
 
     def _why_not(self, assignment: Assignment, device: int) -> str:
         if self._governor.intent is not Intent.CONTRIBUTE:
-            return f"the node's intent is {self._governor.intent.value}"
+            why = f": {self._governor.reason}" if self._governor.reason else ""
+            return f"the node's intent is {self._governor.intent.value}{why}"
         if why_not := self._cannot(assignment, device):
             return why_not
         return f"device {device} is busy" if self.hands.busy(device) else ""

@@ -265,6 +265,7 @@ class NodeRecord:
     standing_reason: str = ""
     machine: Machine | None = None
     account_id: str = ""
+    intent_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

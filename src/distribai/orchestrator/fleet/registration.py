@@ -17,7 +17,7 @@ from distribai.core.states import (
     TaskState,
     check,
 )
-from distribai.core.text import clean
+from distribai.core.text import MAX_REASON, clean
 from distribai.errors import NotAllowed, ProtocolMismatch
 from distribai.orchestrator import events
 from distribai.orchestrator.context import Grid
@@ -79,6 +79,7 @@ async def register(grid: Grid, message: pb.RegisterSession, nonce: bytes) -> Reg
             grid, node_id, key, message, devices, machine, intent, in_hand, protocol
         )
     session.heard = True
+    session.intent_reason = read_intent_reason(message.intent_reason)
     session.in_hand = dict(held)
     session.blobs = frozenset(list(message.blobs)[:MAX_BLOBS])
     grid.wake.set()
@@ -175,6 +176,11 @@ def read_intent(text: str) -> Intent:
         ) from problem
 
 
+def read_intent_reason(text: str) -> str:
+    """Why a node takes no tasks, as it says itself; cleaned, for people to read."""
+    return clean(text, MAX_REASON, lines=False)
+
+
 def _name(text: str) -> str:
     return clean(text, MAX_NAME, lines=False)
 
@@ -218,6 +224,7 @@ async def _admit(
             liveness=Liveness.ONLINE.value,
             standing=await _first_standing(tx, invite),
             intent=intent.value,
+            intent_reason=read_intent_reason(message.intent_reason),
             software=_name(message.software),
             devices=to_plain(devices),
             machine=to_plain(machine),
@@ -240,6 +247,7 @@ async def _admit(
         name=_name(message.name),
         liveness=Liveness.ONLINE.value,
         intent=intent.value,
+        intent_reason=read_intent_reason(message.intent_reason),
         software=_name(message.software),
         devices=to_plain(devices),
         machine=to_plain(machine),
