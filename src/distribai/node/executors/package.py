@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
@@ -312,7 +313,12 @@ class PackageExecutor:
             path, delta, assignment.job_id, upload_id=keeper.record.upload, begun=begun
         )
         self._upload_s = self._services.clock.monotonic() - before
-        return done.outcome
+        return _with(done.outcome, upload_seconds=self._upload_s)
+
+
+def _with(outcome: Outcome, **seconds: float) -> Outcome:
+    """The outcome of training, with what the daemon has measured besides."""
+    return replace(outcome, metrics={**outcome.metrics, **seconds})
 
 
 class _Provider:
@@ -327,6 +333,7 @@ class _Provider:
         self._pins = pins
         self._task: asyncio.Task[None] | None = None
         self._problem: tuple[str, str] | None = None
+        self._waited = 0.0
 
     @property
     def busy(self) -> bool:
@@ -336,10 +343,13 @@ class _Provider:
         self._task = asyncio.create_task(self._provide(need))
 
     def judge(self, done: Done) -> Done:
-        """The task's end, with the true reason when it ended for want of a blob."""
-        if self._problem is None:
+        """The task's end: with the seconds in which the child waited for blobs, or with the true
+        reason when it ended for want of one."""
+        if self._problem is not None:
+            return Done(failed(self._assignment, *self._problem))
+        if done.outcome.delta is None:
             return done
-        return Done(failed(self._assignment, *self._problem))
+        return replace(done, outcome=_with(done.outcome, download_seconds=self._waited))
 
     async def stop(self) -> None:
         if self._task is not None:
@@ -350,6 +360,7 @@ class _Provider:
 
     async def _provide(self, need: Need) -> None:
         paths: dict[str, str] = {}
+        began = self._services.clock.monotonic()
         try:
             for blob in need.blobs:
                 path = await self._services.fetcher.fetch(blob, self._assignment.job_id, self._pins)
@@ -359,6 +370,7 @@ class _Provider:
         except OSError as problem:
             await self._give_up("io.file", f"This machine's disk: {problem}.")
         else:
+            self._waited += self._services.clock.monotonic() - began
             await self._child.send(Have(paths))
 
     async def _give_up(self, code: str, reason: str) -> None:
