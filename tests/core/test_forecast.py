@@ -4,17 +4,18 @@ import dataclasses
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distribai.core.forecast import (
     FORWARD,
-    MBPS,
+    MOST_MACHINES,
     TYPICAL,
     Forecast,
     Known,
     Overhead,
     duration,
+    fastest,
     forecast,
     overhead_of,
 )
@@ -22,6 +23,7 @@ from distribai.core.pace import EFFICIENCY, FLOPS_PER_WEIGHT
 from distribai.core.plain import from_plain, to_plain
 from distribai.core.plan import STATE_BYTES, parameter_count, plan
 from distribai.core.spec import JobSpec
+from distribai.core.traffic import MBPS
 from tests.core.test_plan import make_spec
 
 NOTHING = Overhead(0.0, "measured")
@@ -128,6 +130,14 @@ def test_the_fastest_take_part_where_there_are_too_many() -> None:
     assert [n.node_id for n in forecast(spec, machines, NOTHING).nodes] == ["n1.0", "n2.0"]
 
 
+def test_of_very_many_machines_the_fastest_are_looked_at() -> None:
+    spec = make_spec()
+    many = [known(spec, 1.0 + i, 1.0, node_id=f"n{i}") for i in range(MOST_MACHINES + 5)]
+    chosen = fastest(spec, many[::-1])
+    assert {m.node_id for m in chosen} == {f"n{i}" for i in range(MOST_MACHINES)}
+    assert fastest(spec, many[:3]) == many[:3]
+
+
 def test_a_forecast_survives_being_stored() -> None:
     found = forecast(make_spec(), [Known("a")], NOTHING)
     assert from_plain(Forecast, to_plain(found)) == found
@@ -144,6 +154,7 @@ MACHINES = st.builds(
 )
 
 
+@settings(deadline=None, max_examples=50)
 @given(
     st.lists(MACHINES, max_size=8),
     st.integers(1, 500),
@@ -166,6 +177,7 @@ def test_no_forecast_contradicts_itself(
             assert node.inner_steps >= min(least, inner) - 1
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.floats(0.1, 100), st.floats(1.0, 10.0))
 def test_a_faster_line_never_lowers_the_share(mbps: float, faster: float) -> None:
     spec = make_spec()

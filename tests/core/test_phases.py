@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distribai.core.phases import RoundTimes, TaskTimes, measure
@@ -40,6 +40,7 @@ def test_nothing_is_told_of_nothing() -> None:
     assert measure([RoundTimes(1, 5.0, 5.0, 1)], [TaskTimes(1, 0.0, 0.0, 0.0)]) is None
 
 
+@settings(deadline=None, max_examples=50)
 @given(
     st.lists(st.tuples(st.floats(0.1, 100), st.integers(1, 4)), min_size=1, max_size=8),
     st.lists(st.tuples(*[st.floats(0, 50)] * 3), max_size=20),

@@ -5,13 +5,14 @@ import random
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from distribai.core.traffic import KNOWN_BYTES, MBPS, MEMORY_BYTES, Seen
 from distribai.errors import NotAllowed
 from distribai.node.blobs import BlobClient
 from distribai.node.clock import SystemClock
-from distribai.node.traffic import KEEP_S, KNOWN_BYTES, MBPS, MEMORY_BYTES, Seen, Traffic
+from distribai.node.traffic import KEEP_S, Traffic
 from distribai.testing.clock import FakeClock, settle
 from distribai.testing.proxy import Proxy
 from distribai.testing.shaping import Shape, ShapedLink
@@ -167,6 +168,7 @@ async def test_what_was_counted_is_kept_every_few_seconds(tmp_path: Path) -> Non
     assert traffic(tmp_path, month_bytes=1000).left == 900
 
 
+@settings(deadline=None, max_examples=50)
 @given(
     st.lists(st.tuples(st.booleans(), st.integers(0, 400), st.booleans()), max_size=40),
     st.integers(1, 2000),

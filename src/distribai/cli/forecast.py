@@ -70,10 +70,13 @@ def proposal_words(found: Proposal) -> str:
     """What would go better, as lines of a recipe."""
     if not found.changes:
         return f"Keep the settings of rounds: {found.reason}."
-    lines = "".join(
-        f"\n    {name.removeprefix('rounds.')}: {value}" for name, value in found.changes.items()
-    )
+    lines = ""
+    for section in dict.fromkeys(name.partition(".")[0] for name in found.changes):
+        lines += f"\n  {section}:"
+        for name, value in found.changes.items():
+            if name.startswith(f"{section}."):
+                lines += f"\n    {name.partition('.')[2]}: {value}"
     return (
         f"Better for these machines: {found.reason}. It would take "
-        f"{output.duration(found.forecast.hours * 3600)}. In the recipe:\n\n  rounds:{lines}"
+        f"{output.duration(found.forecast.hours * 3600)}. In the recipe:\n{lines}"
     )

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
@@ -102,6 +102,61 @@ StateDir = Annotated[
 
 
 @app.command
+def status(*, state_dir: StateDir = None, as_json: output.Json = False) -> None:
+    """Say what this machine's nodes have moved this month, how fast the line is, and why they rest.
+
+    From what they keep on disk: a running node writes it every few seconds.
+    """
+    found = [_status(path) for path in _joined(state_dir)]
+    if as_json:
+        output.document(found)
+        return
+    for told in found:
+        output.data(told["state_dir"])
+        output.data("\n".join(f"    {line}" for line in output.facts(_facts(told)).splitlines()))
+
+
+def _status(state: Path) -> dict[str, Any]:
+    """What one node keeps.
+
+    Raises:
+        Integrity: ``blob.hash``, its record is torn or changed.
+    """
+    from distribai import wishes
+    from distribai.core.plain import from_plain, to_plain
+    from distribai.core.sealed import unseal
+    from distribai.core.traffic import FILE, Kept
+
+    path = state / FILE
+    kept = from_plain(Kept, unseal(path.read_bytes())) if path.is_file() else Kept()
+    return {
+        "state_dir": str(state),
+        "wish": wishes.read(state) or "contribute",
+        "months": to_plain(kept.months),
+        "month_bytes": kept.month_bytes,
+        "up_mbps": kept.up.mbps,
+        "down_mbps": kept.down.mbps,
+        "why": kept.why,
+    }
+
+
+def _facts(told: dict[str, Any]) -> list[tuple[str, str]]:
+    limit = f" of {output.size(told['month_bytes'])}" if told["month_bytes"] else ""
+    month, used = next(reversed(told["months"].items()), ("", 0))
+    line = [
+        f"{told[f'{way}_mbps']:.3g} Mbit/s {way}" if told[f"{way}_mbps"] else f"unknown {way}"
+        for way in ("up", "down")
+    ]
+    pairs = [
+        ("wish", told["wish"]),
+        (month, f"{output.size(used)} moved{limit}" if month else ""),
+        ("line", ", ".join(line)),
+        ("takes no tasks", told["why"]),
+    ]
+    return [(name, value) for name, value in pairs if value]
+
+
+@app.command
 def pause(*, state_dir: StateDir = None) -> None:
     """Let this machine's nodes rest.
 
@@ -129,7 +184,20 @@ def _wish(wish: wishes.Wish, state_dir: Path | None) -> None:
     Raises:
         UsageError: ``node.join``: there is no node here.
     """
-    from distribai import config, wishes
+    from distribai import wishes
+
+    for path in _joined(state_dir):
+        wishes.leave(path, wish)
+        output.data(f"{path}: {wish}")
+
+
+def _joined(state_dir: Path | None) -> list[Path]:
+    """The state directories of this machine's nodes, or the one that is named.
+
+    Raises:
+        UsageError: ``node.join``: there is no node here.
+    """
+    from distribai import config
     from distribai.errors import UsageError
 
     settings = config.load({"node.state_dir": state_dir})
@@ -145,9 +213,7 @@ def _wish(wish: wishes.Wish, state_dir: Path | None) -> None:
             "Start one: distribai node start --join LINK",
             field="state_dir",
         )
-    for path in found:
-        wishes.leave(path, wish)
-        output.data(f"{path}: {wish}")
+    return found
 
 
 def in_first_free(root: Path, settings: NodeSettings, run: Callable[[NodeSettings], int]) -> int:

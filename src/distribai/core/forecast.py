@@ -33,11 +33,9 @@ from distribai.core.plan import (
     task_memory_mb,
 )
 from distribai.core.spec import JobSpec
+from distribai.core.traffic import MBPS
 
 Basis = Literal["measured", "benchmark", "typical"]
-
-MBPS: Final = 125_000.0
-"""Bytes a second that are 10^6 bits a second."""
 
 ROUND_S: Final = 0.5
 """Overhead of a round of a small model: duties, messages, transactions."""
@@ -45,6 +43,9 @@ ROUND_S: Final = 0.5
 PARAMETER_S: Final = 6e-8
 """Overhead for each parameter: copying, hashing, encoding, checking, merging and applying on a
 machine at home, some ten passes over memory and one over a disk."""
+
+MOST_MACHINES: Final = 500
+"""Machines that a forecast looks at: more would take seconds, and nobody would read of them."""
 
 FORWARD: Final = 1 / 3
 """What a batch of a held-out loss takes of a training step's time (Kaplan et al. 2020)."""
@@ -131,6 +132,20 @@ class Forecast:
     memory_bytes: int
     nodes: tuple[NodeForecast, ...]
     assumed: tuple[str, ...] = ()
+
+
+def fastest(spec: JobSpec, machines: Sequence[Known]) -> list[Known]:
+    """The machines that a forecast looks at: all, or of more than :data:`MOST_MACHINES` those that
+    do a round soonest."""
+    if len(machines) <= MOST_MACHINES:
+        return list(machines)
+    parameters = parameter_count(spec)
+    whole = plan(spec, parameters, 1)
+    legs = (whole.bytes_up / whole.rounds, whole.bytes_down / whole.rounds)
+    steps = spec.rounds.inner_steps
+    drafts = [_draft(spec, parameters, known, legs) for known in machines]
+    drafts.sort(key=lambda d: d.seconds(steps))
+    return [d.known for d in drafts[:MOST_MACHINES]]
 
 
 def overhead_of(spec: JobSpec, measured: float | None) -> Overhead:

@@ -7,16 +7,16 @@ the state directory, written every few seconds: a daemon that is killed forgets 
 
 How fast the link is comes from these transfers alone: nothing is sent to measure it. A direction
 is at work from the first byte of a transfer to the last; bytes over that time, the newest
-:data:`MEMORY_BYTES` counting half, are what the grid is told.
+64 MiB counting half, are what the grid is told.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -27,25 +27,14 @@ from distribai.core.devices import LinkFigures
 from distribai.core.limits import Flow, Rate
 from distribai.core.plain import from_plain
 from distribai.core.sealed import seal, unseal
+from distribai.core.traffic import FILE, MBPS, Kept, Seen
 from distribai.errors import DistribAIError, NotAllowed
 from distribai.node.clock import Clock
 
 log = structlog.get_logger("distribai.node")
 
-FILE: Final = "traffic"
-"""In the state directory: what the month has taken, how fast the link was."""
-
 KEEP_S: Final = 5.0
 """Seconds between two looks at whether there is something to keep on disk, or a new month."""
-
-MBPS: Final = 125_000.0
-"""Bytes a second that are 10^6 bits a second."""
-
-KNOWN_BYTES: Final = 1 << 20
-"""Bytes that must have moved one way to say anything about the link."""
-
-MEMORY_BYTES: Final = float(64 << 20)
-"""After so many bytes what was seen before counts half."""
 
 SMOOTH_S: Final = 0.1
 """A limited direction sends so much at once, and may be ahead by as much: short enough that others
@@ -56,37 +45,6 @@ MOST_CHUNK: Final = 1 << 18
 
 MONTHS: Final = 6
 """Months that are remembered: a clock that is wrong for a while forgets nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """What one direction moved while it was at work: ``size`` bytes in ``seconds``, both fading."""
-
-    size: float = 0.0
-    seconds: float = 0.0
-
-    def after(self, size: int, seconds: float) -> Seen:
-        """With ``size`` more bytes in ``seconds``."""
-        keep = 0.5 ** (size / MEMORY_BYTES)
-        return Seen(keep * self.size + size, keep * self.seconds + seconds)
-
-    @property
-    def mbps(self) -> float:
-        """10^6 bits a second; 0: too little was seen."""
-        if self.size < KNOWN_BYTES or self.seconds <= 0:
-            return 0.0
-        return self.size / self.seconds / MBPS
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """What is kept on disk: bytes by month (``2026-11``), how fast each direction was, and the
-    largest blob that was sent."""
-
-    months: Mapping[str, int] = field(default_factory=dict)
-    up: Seen = Seen()
-    down: Seen = Seen()
-    largest_up: int = 0
 
 
 class Lane:
@@ -308,7 +266,14 @@ class Traffic:
 
     def _now(self) -> Kept:
         self._account()
-        return Kept(dict(self._months), self.up.seen, self.down.seen, self._largest_up)
+        return Kept(
+            dict(self._months),
+            self.up.seen,
+            self.down.seen,
+            self._largest_up,
+            self._budget,
+            self.why_not(),
+        )
 
     def _write(self, kept: Kept) -> None:
         if self._path is None or kept == self._written:

@@ -22,9 +22,6 @@ from distribai.core.limits import Flow, Rate
 Direction = Literal["up", "down"]
 """From the machine, or to it."""
 
-MBPS = 125_000.0
-"""Bytes a second that are 10^6 bits a second."""
-
 
 @dataclass(frozen=True, slots=True)
 class Shape:

@@ -6,13 +6,14 @@ training is their own report.
 
 from __future__ import annotations
 
+import asyncio
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from distribai.core.forecast import Forecast, Known, Overhead, forecast, overhead_of
+from distribai.core.forecast import Forecast, Known, Overhead, fastest, forecast, overhead_of
 from distribai.core.needs import lacks
 from distribai.core.pace import FLOPS_PER_WEIGHT
 from distribai.core.phases import Measured, RoundTimes, TaskTimes, measure
@@ -43,17 +44,19 @@ async def plan_with(
     """What a valid spec would be like here, and better settings; on exactly ``nodes`` devices if
     given."""
     async with grid.db.read() as tx:
-        machines = await machines_for(tx, spec)
+        machines = fastest(spec, await machines_for(tx, spec))
         overhead = await _overhead(tx, spec)
     if nodes is not None:
         spec = replace(spec, workers_min=nodes, workers_max=nodes)
-    return forecast(spec, machines, overhead), propose(spec, machines, overhead)
+    found = forecast(spec, machines, overhead)
+    return found, await asyncio.to_thread(propose, spec, machines, overhead)
 
 
 async def forecast_for(tx: Tx, spec: JobSpec, figures: Mapping[str, Any]) -> Forecast:
     """The forecast of a job whose data set is prepared, with its ``figures``."""
     held_out = int(figures["held_out_sequences"])
-    return forecast(spec, await machines_for(tx, spec), await _overhead(tx, spec), held_out)
+    machines = fastest(spec, await machines_for(tx, spec))
+    return forecast(spec, machines, await _overhead(tx, spec), held_out)
 
 
 async def renew(tx: Tx, job: AnyRow) -> None:
