@@ -7,6 +7,7 @@ training is their own report.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping
@@ -105,7 +106,7 @@ async def measured(tx: Tx, job_id: str) -> Measured | None:
     ]
     times = [
         RoundTimes(r.number, r.opened_at, after.opened_at if after else r.closed_at, len(r.members))
-        for r, after in zip(opened, [*opened[1:], None], strict=True)
+        for r, after in itertools.zip_longest(opened, opened[1:])
         if r.state == RoundState.MERGED.value
     ]
     tasks = [
