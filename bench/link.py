@@ -76,12 +76,13 @@ QUICK = Size("tiny", calibration=2, dense=3, proposed=2, longest=150)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The benchmark's own options."""
     parser.add_argument("--profile", default="", help="size of the model")
+    parser.add_argument("--longest", type=int, default=0, help="steps of the longest round")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Calibrate, then train dense, as proposed, and dense again."""
     size = QUICK if args.quick else FULL
-    size = replace(size, profile=args.profile or size.profile)
+    size = replace(size, profile=args.profile or size.profile, longest=args.longest or size.longest)
     with _grid({}) as grid:
         calm = grid.train(_spec(grid, size, "calibration"), size.calibration)
     up = _rate(size, calm.measured)
