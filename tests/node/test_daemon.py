@@ -327,8 +327,13 @@ async def test_the_update_of_a_warm_job_is_fetched_ahead(grid: Grid) -> None:
     done.job_id = "job_a"
     done.weights.updates[1].blob.sha256 = lost.sha256
     grid.peer.say(round_complete=done)
+    later = grid.server.put(b"update 3")
+    done.weights.updates[1].blob.sha256 = later.sha256
+    daemon.governor.spare("the month is used up")
+    grid.peer.say(round_complete=done)
     grid.peer.say(round_complete=pb.DiLoCoRoundComplete(job_id="job_a", job_done=True))
     await eventually(lambda: daemon._worker.held_versions() == {})
+    assert not any(later.sha256 in path for _, path, _ in grid.server.requests)
     assert daemon._cache.newest(9) == [new.sha256]
     grid.peer.stream.say(None)
     assert (await grid.join()).blobs == [new.sha256]

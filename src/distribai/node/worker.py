@@ -211,13 +211,15 @@ class Worker:
             log.warning("a result did not count", task=ack.task_id, why=ack.reason, code=ack.code)
 
     def round_complete(self, message: pb.DiLoCoRoundComplete) -> None:
-        """Fetch the update of a job that is warm here, before its next task asks for it."""
+        """Fetch the update of a job that is warm here, before its next task asks for it; not while
+        none will."""
         if message.job_done:
             for executor in self._executors.values():
                 executor.forget(message.job_id)
             return
         held = self.held_versions().get(message.job_id)
-        if held is None or not message.HasField("weights"):
+        rests = self._governor.intent is not Intent.CONTRIBUTE
+        if held is None or rests or not message.HasField("weights"):
             return
         try:
             weights = convert.weights_from_wire(message.weights, "weights")
