@@ -2,7 +2,7 @@
 
 Real processes: an orchestrator and two nodes, each behind a shaped line of its own (token bucket,
 latency, jitter, upload a quarter of download). First, on free lines, how long a step takes; then
-the lines are made so slow that dense fp32 rounds of H steps compute about half of the time. On
+the lines are made so slow that dense fp32 rounds of H steps compute for two fifths of the time. On
 them a dense job, the planner's proposal for it (whatever it is), and the dense one again. The
 planner knows what the first dense job left on record, nothing else: nobody tells it the rate.
 
@@ -48,8 +48,9 @@ T = TypeVar("T")
 
 NODES = 2
 DENSE_STEPS = 50
-AIM = 0.5
-"""Share of the time that dense rounds shall compute; at most 0.6 is asked for."""
+AIM = 0.4
+"""Share of the time that dense rounds shall compute. At most 0.6 is asked for, and on a machine
+that gets busier meanwhile steps take longer."""
 
 DOWN_OVER_UP = 4.0
 LATENCY_S, JITTER_S = 0.015, 0.005
