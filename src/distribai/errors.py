@@ -242,6 +242,7 @@ register(
     node__memory="The machine has too little memory for the task.",
     node__torch="The training packages are not installed on this machine.",
     node__link="The join link is not well formed.",
+    node__month="The bytes that a machine's owner gives each month are used up.",
     node__join="The node has not joined a grid yet.",
     node__locked="Another node daemon already runs in this state directory.",
     grid__locked="Another orchestrator already runs on this database file.",

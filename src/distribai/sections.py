@@ -136,7 +136,9 @@ class OrchestratorSettings:
 
 @dataclass(frozen=True, slots=True)
 class NodeSettings:
-    """One node daemon. ``threads`` 0 means all cores; ``device`` ``auto`` takes the best one."""
+    """One node daemon. ``threads`` 0 means all cores; ``device`` ``auto`` takes the best one. Rates
+    are 10^6 bits a second. A month is a calendar month of the machine's clock; its bytes are both
+    directions together."""
 
     state_dir: Path = field(metadata={"help": "key and cache of this node; empty: a free one"})
     join: str = _help("", "the grid's join link")
@@ -145,6 +147,9 @@ class NodeSettings:
     threads: int = _help(0, "CPU threads for training; 0: all cores")
     cache_bytes: int = _help(20 * 2**30, "largest cache of blobs, in bytes")
     share: float = _help(1.0, "share of the device's time that training may take")
+    up_mbps: float = _help(0.0, "how fast it may send, 10^6 bits a second; 0: as fast as it can")
+    down_mbps: float = _help(0.0, "how fast it may fetch, 10^6 bits a second; 0: as fast as it can")
+    month_bytes: int = _help(0, "bytes that it may move in a month, both ways; 0: no limit")
     progress_s: float = _help(2.0, "seconds between progress reports at least")
     checkpoint_s: float = _help(
         15.0, "seconds between two checkpoints of a running task at least; 0: none"
@@ -194,6 +199,9 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
     "node.threads": (0, 4096),
     "node.cache_bytes": (2**20, 2**60),
     "node.share": (0.01, 1.0),
+    "node.up_mbps": (0.0, 10**6),
+    "node.down_mbps": (0.0, 10**6),
+    "node.month_bytes": (0, 2**60),
     "node.progress_s": (0.0, 3600.0),
     "node.checkpoint_s": (0.0, 86400.0),
     "node.checkpoint_bytes": (0, 2**60),

@@ -28,6 +28,7 @@ from distribai.errors import Unavailable
 from distribai.testing import faults
 from distribai.testing.audit import audit
 from distribai.testing.proxy import Proxy
+from distribai.testing.shaping import Shape, ShapedLink
 from distribai.wire import joinlink
 from tests.e2e.harness import CLI, GridProcesses, descendants, wait_for
 
@@ -82,7 +83,8 @@ class Wires:
 
     def add(self) -> tuple[int, int]:
         """The ports of one more node."""
-        pair = [Proxy("127.0.0.1", port) for port in self._targets]
+        link = ShapedLink()
+        pair = [Proxy("127.0.0.1", port, link) for port in self._targets]
         for proxy in pair:
             self._call(proxy.__aenter__())
         self._proxies += pair
@@ -95,8 +97,8 @@ class Wires:
 
     def slow(self, node: int, *, bytes_per_s: float, delay_s: float) -> None:
         """Slow down what leads to a node."""
-        for proxy in self._proxies[2 * node : 2 * node + 2]:
-            proxy.bytes_per_s, proxy.delay_s = bytes_per_s, delay_s
+        shape = Shape(bytes_per_s=bytes_per_s, latency_s=delay_s)
+        self._loop.call_soon_threadsafe(self._proxies[2 * node].link.reshape, shape, shape)
 
     def close(self) -> None:
         """Close everything."""

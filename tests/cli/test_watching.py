@@ -12,6 +12,8 @@ import structlog
 
 from distribai import wishes
 from distribai.cli import events, logs
+from distribai.core.sealed import seal
+from distribai.core.traffic import FILE, Kept, Seen
 from distribai.orchestrator.records import EventRecord
 from tests.cli.conftest import Run
 from tests.http.stand_in import NOW, Orchestrator, node_record
@@ -202,3 +204,35 @@ def test_wishes_are_left_for_every_node_of_the_machine(offline: Run, home: Path)
     assert offline("node", "contribute").status == 0
     assert wishes.read(one) == "contribute"
     assert wishes.read(one.parent / "3") is None
+
+
+def test_a_node_tells_what_it_has_moved_and_why_it_rests(offline: Run, home: Path) -> None:
+    assert offline("node", "status").status == 2
+    state = home / "state" / "nodes" / "1"
+    state.mkdir(parents=True)
+    (state / "join").touch()
+    fresh = offline("node", "status").out
+    assert "contribute" in fresh
+    assert "unknown up, unknown down" in fresh
+    kept = Kept({"2026-11": 4_900_000_000}, Seen(1e9, 800.0), Seen(), 5, 5 * 10**9, "it is used up")
+    (state / FILE).write_bytes(seal(kept))
+    wishes.leave(state, "pause")
+    told = offline("node", "status").out
+    for words in ("pause", "2026-11", "4.9 GB moved of 5.0 GB", "10 Mbit/s up", "it is used up"):
+        assert words in told
+    (found,) = offline("node", "status", "--json").json
+    assert (found["why"], found["month_bytes"], found["up_mbps"]) == (
+        "it is used up",
+        5 * 10**9,
+        10,
+    )
+    (state / FILE).write_bytes(b"torn")
+    assert offline("node", "status").status == 6
+
+
+@pytest.mark.parametrize("flag", ["--month-gb", "--cache-gb", "--up-mbps"])
+def test_a_limit_that_is_no_number_is_refused(offline: Run, home: Path, flag: str) -> None:
+    for value in ("nan", "-1"):
+        done = offline("node", "start", "--join", "x", flag, value)
+        assert done.status == 2
+        assert "node." in done.err

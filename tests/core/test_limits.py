@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distribai.core.limits import Buckets, Rate
+from distribai.core.limits import Buckets, Flow, Rate
 
 
 def test_a_burst_passes_and_then_one_each_time_that_a_token_has_grown() -> None:
@@ -64,3 +64,29 @@ def test_a_busy_caller_is_not_forgotten_for_idle_ones() -> None:
         buckets.take("busy", 0.0)
         buckets.take(f"idle {number}", 0.0)
     assert buckets.take("busy", 0.0) > 0.0
+
+
+def test_bytes_that_are_not_there_yet_are_waited_for_in_order() -> None:
+    flow = Flow(Rate(per_s=100.0, burst=50.0))
+    assert [flow.take(50, 7.0), flow.take(100, 7.0), flow.take(100, 7.0)] == [0.0, 1.0, 2.0]
+    assert flow.take(0, 9.0) == 0.0, "the debt is paid"
+    flow.rate = Rate(0.0, 1.0)
+    assert flow.take(10**9, 9.0) == 0.0
+
+
+@given(st.lists(st.tuples(st.floats(-1.0, 3.0), st.integers(0, 1000)), max_size=100))
+def test_bytes_never_go_faster_than_the_rate_even_when_time_runs_backwards(
+    takes: list[tuple[float, int]],
+) -> None:
+    flow = Flow(Rate(per_s=100.0, burst=200.0))
+    now = latest = 0.0
+    total = 0
+    for pause, size in takes:
+        now += pause
+        latest = max(latest, now)
+        total += size
+        wait = flow.take(size, now)
+        # Time that is gone through twice counts twice, as it would for any monotonic clock.
+        assert wait >= 0.0
+        if all(p >= 0 for p, _ in takes):
+            assert total <= 200.0 + 100.0 * (now + wait) + 1e-6

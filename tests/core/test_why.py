@@ -121,6 +121,16 @@ def test_a_silent_node_is_told_for_how_long() -> None:
     assert "34 s ago" in reason.text
 
 
+def test_a_node_that_rests_says_why_in_its_own_words() -> None:
+    def text(**told: str) -> str:
+        online = (Liveness.ONLINE, Standing.TRUSTED, Intent.PAUSE, True, 1.0)
+        (reason,) = obstacles(*online, **told)
+        return reason.text
+
+    assert text() == "It is paused: its owner wants no work for now."
+    assert text(rests="its month is used up.") == "It is paused: its month is used up."
+
+
 def test_every_code_that_an_obstacle_can_have_is_explained() -> None:
     for liveness in Liveness:
         for standing in Standing:

@@ -15,8 +15,10 @@ from typing import Any
 
 import pytest
 
+from distribai.core.forecast import Forecast, forecast, overhead_of
 from distribai.core.people import ALL_SCOPES, HOME, OPERATOR_NAME, Principal, Role
 from distribai.core.people import OPERATOR as OPERATOR_ID
+from distribai.core.proposal import Proposal, propose
 from distribai.core.ranges import SampleRange
 from distribai.core.spec import BlobRef, DataSpec, JobSpec, ModelSpec
 from distribai.core.states import JOB, JobState, check
@@ -104,6 +106,7 @@ class Orchestrator:
                 "wait_for_task",
                 "weights_blob",
             ],
+            "jobs.forecasting": ["plan_with"],
             "jobs.why": ["why_job"],
             "jobs.retry": ["retry_job"],
             "fleet.queries": ["knock", "node_state", "page_nodes", "summary"],
@@ -330,6 +333,12 @@ class Orchestrator:
         if not 0 <= number < len(refs):
             raise NotFound("job.no_weights", f"There is no version {version}.")
         return number, refs[number]
+
+    async def plan_with(
+        self, grid: Grid, spec: JobSpec, nodes: int | None = None
+    ) -> tuple[Forecast, Proposal]:
+        overhead = overhead_of(spec, None)
+        return forecast(spec, [], overhead), propose(spec, [], overhead)
 
     async def page_nodes(
         self, grid: Grid, limit: int, cursor: str = "", account_id: str | None = None

@@ -48,6 +48,9 @@ async def test_the_plan_creates_nothing(operator: httpx.AsyncClient, rooms: Orch
     planned = (await operator.post(f"{JOBS}/plan", json=body)).json()
     assert planned["spec"] == to_plain(spec())
     assert (planned["plan"]["nodes"], planned["plan"]["rounds"]) == (3, 20)
+    assert len(planned["forecast"]["nodes"]) == spec().workers_min
+    assert planned["forecast"]["assumed"][0].startswith("no node is here yet")
+    assert set(planned["proposal"]) == {"changes", "reason", "forecast"}
     for_eight = await operator.post(f"{JOBS}/plan", params={"nodes": 8}, json=body)
     assert for_eight.json()["plan"]["nodes"] == 8
     assert not rooms.jobs

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
-from distribai.core.devices import Device, Machine, Speed
+from distribai.core.devices import Device, LinkFigures, Machine, Speed
 from distribai.errors import Unavailable
 from distribai.node.benchmark import (
     FILE,
@@ -53,7 +53,7 @@ class Bench:
             torch=torch,
             measure=self.measure,
             idle=lambda: self.idle,
-            link_mbps=lambda: 12.0,
+            link=lambda: LinkFigures(12.0, 3.0, 1000, 400),
             isolation="L0",
             changed=self.tell,
             load=lambda: self.load,
@@ -85,7 +85,8 @@ async def test_an_idle_machine_is_measured_once_and_remembers_it(tmp_path: Path)
     machine = meter.machine()
     assert machine.speeds == (Speed(0, 100.0, 20.0),)
     assert machine.disk_mbps > 0
-    assert (machine.link_mbps, machine.isolation) == (12.0, "L0")
+    assert (machine.link_mbps, machine.link_up_mbps, machine.isolation) == (12.0, 3.0, "L0")
+    assert (machine.month_bytes, machine.month_left) == (1000, 400)
     again = bench.meter()
     assert again.machine().speeds == machine.speeds, "a restart does not measure anew"
     await run(again)
@@ -136,6 +137,8 @@ def test_small_changes_of_link_and_disk_are_not_worth_telling() -> None:
     assert not worth_telling(told, replace(told, disk_mb=9_000, link_mbps=110.0))
     assert worth_telling(told, replace(told, disk_mb=5_000))
     assert worth_telling(told, replace(told, link_mbps=10.0))
+    assert worth_telling(told, replace(told, link_up_mbps=10.0))
+    assert worth_telling(replace(told, month_left=10**9), replace(told, month_left=0))
     assert worth_telling(told, replace(told, speeds=()))
 
 

@@ -40,7 +40,7 @@ async def test_a_blob_is_downloaded_with_token_and_job(
     _, _, headers = server.requests[0]
     assert headers["authorization"] == "Bearer secret"
     assert headers["x-distribai-job"] == "job_a"
-    assert client.bytes_down == len(DATA)
+    assert client.traffic.down.total == len(DATA)
 
 
 async def test_a_truncated_download_goes_on_where_it_broke_off(
@@ -52,7 +52,7 @@ async def test_a_truncated_download_goes_on_where_it_broke_off(
     assert (tmp_path / "x").read_bytes() == DATA
     ranges = [headers.get("range") for _, _, headers in server.requests]
     assert ranges[:3] == [None, "bytes=400000-", "bytes=700000-"]
-    assert client.bytes_down == len(DATA)
+    assert client.traffic.down.total == len(DATA)
 
 
 async def test_a_grid_that_wants_a_pause_gets_it(server: BlobServer, tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ async def test_a_file_is_uploaded_once(
     ref = ref_of(DATA)
     await client.upload(tmp_path / "x", ref, "job_a")
     assert server.blobs[ref.sha256] == DATA
-    assert client.bytes_up == len(DATA)
+    assert client.traffic.up.total == len(DATA)
     await client.upload(tmp_path / "x", ref, "job_a")
     assert [m for m, _, _ in server.requests] == ["POST", "PATCH", "POST"]
 
@@ -190,7 +190,7 @@ async def test_an_upload_of_an_earlier_process_goes_on_where_the_server_stands(
 
     await client.upload(tmp_path / "x", ref, "job_a", upload_id="up_9", begun=note)
     assert server.blobs[ref.sha256] == DATA
-    assert client.bytes_up == len(DATA) - 700_000
+    assert client.traffic.up.total == len(DATA) - 700_000
     assert begun == []
     await client.upload(tmp_path / "x", ref, "job_a", upload_id="up_9", begun=note)
     assert begun == []  # the grid has the bytes

@@ -18,6 +18,7 @@ from distribai.node.benchmark import LOOK_S
 from distribai.node.daemon import FAREWELL_S, HURRY_S, WISH_S, Daemon, join_link, remember
 from distribai.sections import NodeSettings
 from distribai.testing.clock import FakeClock, settle
+from distribai.testing.proxy import Proxy
 from distribai.wire import convert, signing
 from distribai.wire.joinlink import JoinLink
 from distribai.wire.v1 import distribai_pb2 as pb
@@ -27,7 +28,6 @@ from tests.node.helpers import (
     BlobServer,
     NoJitter,
     Peer,
-    Proxy,
     ScriptedOrchestrator,
     assignment,
     eventually,
@@ -117,8 +117,31 @@ async def test_a_task_goes_all_the_way(grid: Grid) -> None:
     await eventually(lambda: not list(daemon._worker.hands))
 
 
+async def test_a_machine_whose_month_is_used_up_says_so_and_takes_no_tasks(grid: Grid) -> None:
+    daemon = await grid.up(month_bytes=100_000)
+    large = grid.server.put(bytes(200_000))
+    grid.peer.assign(assignment(base=WeightsRef(5, "hash5", large, 5)))
+    result = await grid.peer.hear("task_result")
+    assert (result.status, result.error_code) == ("failed", "node.month")
+    assert "200 kB more do not fit" in result.reason
+    assert not any(method == "GET" for method, _, _ in grid.server.requests)
+    daemon.governor.contribute()  # a heartbeat at once
+    beat = await grid.peer.hear("heartbeat")
+    assert beat.intent == "pause"
+    assert "its owner gives" in beat.intent_reason
+    grid.peer.acknowledge(result)
+    answer = await grid.accepted(task_id="task_b")
+    assert not answer.accepted
+    assert "its owner gives" in answer.reason
+    await grid.stop()
+    grid.start(month_bytes=10**9)
+    register = await grid.join()
+    assert (register.intent, register.intent_reason) == ("contribute", "")
+    assert register.machine.month_bytes == 10**9
+
+
 async def test_a_result_survives_a_reset_connection_until_it_is_acknowledged(grid: Grid) -> None:
-    async with Proxy(grid.port) as proxy:
+    async with Proxy("127.0.0.1", grid.port) as proxy:
         grid.port = proxy.port
         daemon = await grid.up()
         assert (await grid.accepted()).accepted
@@ -304,8 +327,13 @@ async def test_the_update_of_a_warm_job_is_fetched_ahead(grid: Grid) -> None:
     done.job_id = "job_a"
     done.weights.updates[1].blob.sha256 = lost.sha256
     grid.peer.say(round_complete=done)
+    later = grid.server.put(b"update 3")
+    done.weights.updates[1].blob.sha256 = later.sha256
+    daemon.governor.spare("the month is used up")
+    grid.peer.say(round_complete=done)
     grid.peer.say(round_complete=pb.DiLoCoRoundComplete(job_id="job_a", job_done=True))
     await eventually(lambda: daemon._worker.held_versions() == {})
+    assert not any(later.sha256 in path for _, path, _ in grid.server.requests)
     assert daemon._cache.newest(9) == [new.sha256]
     grid.peer.stream.say(None)
     assert (await grid.join()).blobs == [new.sha256]

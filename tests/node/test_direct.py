@@ -66,7 +66,7 @@ async def test_the_store_gives_the_bytes_and_gets_no_secret_and_the_grid_hears_o
     assert "authorization" not in told
     assert not any(name.startswith("x-distribai") for name in told)
     assert "secret" not in repr(told)
-    assert client.bytes_down == len(DATA)
+    assert client.traffic.down.total == len(DATA)
     assert server.fetched == [("job_a", ref.sha256, len(DATA))]
 
 

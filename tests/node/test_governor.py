@@ -36,6 +36,23 @@ def test_who_pauses_must_be_who_resumes() -> None:
     assert not governor.gate.pause
 
 
+def test_a_limit_takes_no_tasks_says_why_and_lets_those_in_hand_end() -> None:
+    governor = Governor()
+    governor.spare("the month is used up")
+    assert governor.intent is Intent.PAUSE
+    assert governor.reason == "the month is used up"
+    assert not governor.gate.pause
+    governor.pause()
+    assert governor.gate.pause
+    assert governor.reason == "", "its owner has paused it, which says enough"
+    governor.contribute()
+    governor.spare("")
+    assert governor.intent is Intent.CONTRIBUTE
+    governor.spare("again")
+    governor.finish()
+    assert (governor.intent, governor.reason) == (Intent.DRAIN, "")
+
+
 def test_finishing_lets_the_task_end_and_overrides_a_pause() -> None:
     governor = Governor()
     governor.pause()

@@ -43,10 +43,11 @@ def hands(grid: Grid) -> list[Path]:
 
 
 def files(folder: Path) -> dict[str, bytes]:
+    """All but what it has counted, which is its own affair."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
-        if path.is_file()
+        if path.is_file() and path.name != "traffic"
     }
 
 

@@ -12,9 +12,10 @@ from distribai.errors import ProtocolMismatch
 from distribai.node.link import Link
 from distribai.node.transport import ConnectionLost, GrpcTransport, in_words
 from distribai.testing.clock import FakeClock
+from distribai.testing.proxy import Proxy
 from distribai.wire.joinlink import JoinLink
 from distribai.wire.v1 import distribai_pb2 as pb
-from tests.node.helpers import GRID, NoJitter, Peer, Proxy, ScriptedOrchestrator, eventually
+from tests.node.helpers import GRID, NoJitter, Peer, ScriptedOrchestrator, eventually
 from tests.node.test_link import IDENTITY, Recorder
 
 
@@ -27,7 +28,7 @@ async def orchestrator() -> AsyncIterator[ScriptedOrchestrator]:
 async def test_a_connection_that_is_reset_is_resumed_and_loses_nothing(
     orchestrator: ScriptedOrchestrator,
 ) -> None:
-    async with Proxy(orchestrator.port) as proxy:
+    async with Proxy("127.0.0.1", orchestrator.port) as proxy:
         address = f"127.0.0.1:{proxy.port}"
         handler, peer = Recorder(), Peer()
         link = Link(

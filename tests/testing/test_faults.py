@@ -153,9 +153,12 @@ def test_a_command_needs_its_dashes_and_its_faults_their_form() -> None:
         assert "error:" in done.stderr
 
 
+EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+
+
 @pytest.mark.e2e
-def test_the_pages_example_runs(tmp_path: Path) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+@pytest.mark.parametrize("code", EXAMPLES, ids=["a start that is killed", "a bad line"])
+def test_the_pages_examples_run(tmp_path: Path, code: str) -> None:
     script = tmp_path / "example.py"
     script.write_text(code)
     done = subprocess.run(

@@ -68,7 +68,7 @@ def test_a_node_of_before_reads_a_spec_that_asks_for_nothing_new() -> None:
     assert convert.assignment_from_wire(message)[0].spec == asking
 
 
-MACHINE = Machine(64_000, 900_000, 500.0, 80.0, "L2", "f", (Speed(0, 800.0, 300.0),))
+MACHINE = Machine(64_000, 900_000, 500.0, 80.0, "L2", "f", (Speed(0, 800.0, 300.0),), 12.0, 9, 4)
 
 
 def test_a_machine_survives_the_wire_and_nonsense_counts_as_unknown() -> None:

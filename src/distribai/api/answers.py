@@ -11,6 +11,9 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from distribai.core.devices import Machine
+from distribai.core.forecast import Forecast
+from distribai.core.phases import Measured
+from distribai.core.proposal import Proposal
 from distribai.core.spec import BlobRef, JobSpec
 
 T = TypeVar("T")
@@ -112,7 +115,8 @@ class ByteTotals(Answer):
 
 
 class JobRecord(Answer):
-    """Everything about one job. ``now`` is the database time of the answer."""
+    """Everything about one job. ``now`` is the database time of the answer; ``forecast`` what was
+    expected when it was submitted, ``measured`` what became of it, None as long as nothing did."""
 
     id: str
     name: str
@@ -139,6 +143,8 @@ class JobRecord(Answer):
     weight: float = 1.0
     retry_of: str = ""
     organization_id: str = ""
+    forecast: Forecast | None = None
+    measured: Measured | None = None
 
 
 class MemberRecord(Answer):
@@ -265,7 +271,8 @@ class DeviceRecord(Answer):
 
 class NodeRecord(Answer):
     """One contributor machine on its three axes, and what it holds now. ``ordered`` is what the
-    operator wants of it, ``machine`` what it was measured to have."""
+    operator wants of it, ``machine`` what it was measured to have; ``intent_reason`` why it takes
+    no tasks, in its own words, empty where it does not say."""
 
     id: str
     name: str
@@ -283,6 +290,7 @@ class NodeRecord(Answer):
     standing_reason: str = ""
     machine: Machine | None = None
     account_id: str = ""
+    intent_reason: str = ""
 
 
 class NodeState(Answer):
@@ -319,10 +327,14 @@ class GridSummary(Answer):
 
 
 class PlanAnswer(Answer):
-    """What a job would take, before it exists: the effective spec and the planner's figures."""
+    """What a job would take, before it exists: the effective spec and the planner's figures; how it
+    would go on the machines that are here, and settings that would go better. Nodes of other
+    accounts have no id."""
 
     spec: JobSpec
     plan: dict[str, Any]
+    forecast: Forecast | None = None
+    proposal: Proposal | None = None
 
 
 class Generation(Answer):

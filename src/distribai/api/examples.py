@@ -11,7 +11,10 @@ from typing import Any
 from pydantic import BaseModel
 
 from distribai.api import answers, examples_people, why
+from distribai.core.forecast import Known, forecast, overhead_of
+from distribai.core.phases import Measured
 from distribai.core.plain import to_plain
+from distribai.core.proposal import propose
 from distribai.core.spec import BlobRef, DataSpec, JobSpec, ModelSpec
 
 AT = 1_790_000_000.0
@@ -33,6 +36,12 @@ SPEC = JobSpec(
     seq_len=256,
 )
 PLAN: dict[str, Any] = {"rounds": 20, "nodes": 3, "parameters": 1_048_576}
+
+OVERHEAD = overhead_of(SPEC, None)
+MACHINES = (
+    Known(NODE, gflops=9000.0, up_mbps=10.0, down_mbps=40.0),
+    Known(f"{NODE[:-1]}b", gflops=9000.0, up_mbps=0.1, down_mbps=2.0),
+)
 
 EVENT = answers.EventRecord(
     cursor=CURSOR,
@@ -163,6 +172,8 @@ _MODELS: Mapping[str, BaseModel] = {
         bytes=BYTES,
         dataset={"tokens": 9_300_000},
         plan=PLAN,
+        forecast=forecast(SPEC, MACHINES, OVERHEAD),
+        measured=Measured(3, 19.2, 14.1, 0.9, 3.4, 0.8, 0.734, 0.7),
     ),
     "RoundRecord": ROUND,
     "RoundProgress": PROGRESS,
@@ -222,7 +233,12 @@ _MODELS: Mapping[str, BaseModel] = {
         tasks_leased=3,
         replicas=["grid-a:8766", "grid-b:8766"],
     ),
-    "PlanAnswer": answers.PlanAnswer(spec=SPEC, plan=PLAN),
+    "PlanAnswer": answers.PlanAnswer(
+        spec=SPEC,
+        plan=PLAN,
+        forecast=forecast(SPEC, MACHINES, OVERHEAD),
+        proposal=propose(SPEC, MACHINES, OVERHEAD),
+    ),
     "Generation": answers.Generation(
         task_id=TASK, version=20, prompt="def ", text="main() -> None:\n"
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from distribai.cli import output
+from distribai.cli.forecast import forecast_words, measured_words
 from distribai.core.tasks import works_on
 
 if TYPE_CHECKING:
@@ -125,6 +126,8 @@ def job_facts(job: JobRecord) -> list[tuple[str, str]]:
         ("tokens", output.count(job.tokens)),
         ("held-out loss", held_out_words(job)),
         ("bytes", bytes_words(job)),
+        ("forecast", "" if job.forecast is None else forecast_words(job.forecast)),
+        ("measured", "" if job.measured is None else measured_words(job.measured)),
         ("created", f"{moment(job.created_at)} by {job.created_by}"),
         ("started", moment(job.started_at)),
         ("ended", moment(job.ended_at)),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
@@ -40,6 +41,16 @@ def start(
     share: Annotated[
         float | None, Parameter(help="Share of the device's time, up to 1.  [default: 1]")
     ] = None,
+    up_mbps: Annotated[
+        float | None, Parameter(help="Send at most so many Mbit/s.  [default: no limit]")
+    ] = None,
+    down_mbps: Annotated[
+        float | None, Parameter(help="Fetch at most so many Mbit/s.  [default: no limit]")
+    ] = None,
+    month_gb: Annotated[
+        float | None,
+        Parameter(help="Move at most so many GB (10^9 bytes) a month.  [default: no limit]"),
+    ] = None,
     cache_gb: Annotated[float | None, Parameter(help="Largest cache.  [default: 20]")] = None,
     state_dir: Annotated[
         Path | None,
@@ -62,7 +73,10 @@ def start(
             "node.device": device,
             "node.threads": threads,
             "node.share": share,
-            "node.cache_bytes": None if cache_gb is None else int(cache_gb * 2**30),
+            "node.up_mbps": up_mbps,
+            "node.down_mbps": down_mbps,
+            "node.month_bytes": _bytes(month_gb, 10**9),
+            "node.cache_bytes": _bytes(cache_gb, 2**30),
             "node.state_dir": state_dir,
         }
     )
@@ -74,10 +88,72 @@ def start(
     return in_first_free(settings.home.state / "nodes", settings.node(), run_node)
 
 
+def _bytes(amount: float | None, unit: int) -> float | int | None:
+    """``amount`` in bytes; what is no number is left for the settings to refuse."""
+    if amount is None or not math.isfinite(amount):
+        return amount
+    return int(amount * unit)
+
+
 StateDir = Annotated[
     Path | None,
     Parameter(help="Of one node.  [default: all nodes of this user on this machine]"),
 ]
+
+
+@app.command
+def status(*, state_dir: StateDir = None, as_json: output.Json = False) -> None:
+    """Say what this machine's nodes have moved this month, how fast the line is, and why they rest.
+
+    From what they keep on disk: a running node writes it every few seconds.
+    """
+    found = [_status(path) for path in _joined(state_dir)]
+    if as_json:
+        output.document(found)
+        return
+    for told in found:
+        output.data(told["state_dir"])
+        output.data("\n".join(f"    {line}" for line in output.facts(_facts(told)).splitlines()))
+
+
+def _status(state: Path) -> dict[str, Any]:
+    """What one node keeps.
+
+    Raises:
+        Integrity: ``blob.hash``, its record is torn or changed.
+    """
+    from distribai import wishes
+    from distribai.core.plain import from_plain, to_plain
+    from distribai.core.sealed import unseal
+    from distribai.core.traffic import FILE, Kept
+
+    path = state / FILE
+    kept = from_plain(Kept, unseal(path.read_bytes())) if path.is_file() else Kept()
+    return {
+        "state_dir": str(state),
+        "wish": wishes.read(state) or "contribute",
+        "months": to_plain(kept.months),
+        "month_bytes": kept.month_bytes,
+        "up_mbps": kept.up.mbps,
+        "down_mbps": kept.down.mbps,
+        "why": kept.why,
+    }
+
+
+def _facts(told: dict[str, Any]) -> list[tuple[str, str]]:
+    limit = f" of {output.size(told['month_bytes'])}" if told["month_bytes"] else ""
+    month, used = next(reversed(told["months"].items()), ("", 0))
+    line = [
+        f"{told[f'{way}_mbps']:.3g} Mbit/s {way}" if told[f"{way}_mbps"] else f"unknown {way}"
+        for way in ("up", "down")
+    ]
+    pairs = [
+        ("wish", told["wish"]),
+        (month, f"{output.size(used)} moved{limit}" if month else ""),
+        ("line", ", ".join(line)),
+        ("takes no tasks", told["why"]),
+    ]
+    return [(name, value) for name, value in pairs if value]
 
 
 @app.command
@@ -108,7 +184,20 @@ def _wish(wish: wishes.Wish, state_dir: Path | None) -> None:
     Raises:
         UsageError: ``node.join``: there is no node here.
     """
-    from distribai import config, wishes
+    from distribai import wishes
+
+    for path in _joined(state_dir):
+        wishes.leave(path, wish)
+        output.data(f"{path}: {wish}")
+
+
+def _joined(state_dir: Path | None) -> list[Path]:
+    """The state directories of this machine's nodes, or the one that is named.
+
+    Raises:
+        UsageError: ``node.join``: there is no node here.
+    """
+    from distribai import config
     from distribai.errors import UsageError
 
     settings = config.load({"node.state_dir": state_dir})
@@ -124,9 +213,7 @@ def _wish(wish: wishes.Wish, state_dir: Path | None) -> None:
             "Start one: distribai node start --join LINK",
             field="state_dir",
         )
-    for path in found:
-        wishes.leave(path, wish)
-        output.data(f"{path}: {wish}")
+    return found
 
 
 def in_first_free(root: Path, settings: NodeSettings, run: Callable[[NodeSettings], int]) -> int:

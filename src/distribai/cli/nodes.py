@@ -182,7 +182,8 @@ def work_words(node: NodeRecord) -> str:
     if Intent.DRAIN in wants:
         return f"{tasks}, leaving" if tasks else "leaving"
     if Intent.PAUSE in wants:
-        return f"{tasks}, paused" if tasks else "paused"
+        why = f": {node.intent_reason}" if node.intent_reason else ""
+        return f"{tasks}, paused{why}" if tasks else f"paused{why}"
     return tasks or "idle"
 
 

@@ -9,10 +9,12 @@ from cyclopts import Parameter
 
 from distribai.cli import output
 from distribai.cli.connection import Reach, connect
+from distribai.cli.forecast import forecast_facts, proposal_words
 from distribai.cli.job import Organization
 from distribai.errors import Unavailable, UsageError
 
 if TYPE_CHECKING:
+    from distribai.api.answers import PlanAnswer
     from distribai.client import Client
     from distribai.core.spec import JobSpec
 
@@ -61,11 +63,11 @@ def submit(
     prepared = prepare.from_file(recipe)
     with connect(reach) as client:
         if dry_run:
-            _show_plan(prepared.spec, _plan(client, prepared.spec), as_json, on_stdout=True)
+            _show_plan(_plan(client, prepared.spec), as_json, on_stdout=True)
             return 0
         planned = client.plan(prepared.spec)
         if not as_json:
-            _show_plan(prepared.spec, planned.plan, False, on_stdout=False)
+            _show_plan(planned, False, on_stdout=False)
         if not yes:
             _ask()
         prepared.upload(client)
@@ -115,30 +117,38 @@ def plan_facts(plan: dict[str, Any]) -> list[tuple[str, str]]:
     return pairs
 
 
-def _plan(client: Client, spec: JobSpec) -> dict[str, Any]:
+def _plan(client: Client, spec: JobSpec) -> PlanAnswer:
     """The grid's plan, for the nodes that it has; without a grid one for the fewest possible."""
     try:
-        return client.plan(spec).plan
+        return client.plan(spec)
     except Unavailable as problem:
         if problem.code != "grid.unreachable":
             raise
+    from distribai.api.answers import PlanAnswer
+    from distribai.core.forecast import forecast, overhead_of
     from distribai.core.plain import to_plain
     from distribai.core.plan import parameter_count, plan
+    from distribai.core.proposal import propose
 
     output.note(
         f"No orchestrator answers at {client.url}: planned for "
         f"{output.plural(spec.workers_min, 'node')}."
     )
-    found: dict[str, Any] = to_plain(plan(spec, parameter_count(spec), spec.workers_min))
-    return found
+    figures = to_plain(plan(spec, parameter_count(spec), spec.workers_min))
+    overhead = overhead_of(spec, None)
+    return PlanAnswer(
+        spec=spec,
+        plan=figures,
+        forecast=forecast(spec, [], overhead),
+        proposal=propose(spec, [], overhead),
+    )
 
 
-def _show_plan(spec: JobSpec, plan: dict[str, Any], as_json: bool, on_stdout: bool) -> None:
+def _show_plan(planned: PlanAnswer, as_json: bool, on_stdout: bool) -> None:
     if as_json:
-        from distribai.core.plain import to_plain
-
-        output.document({"spec": to_plain(spec), "plan": plan})
+        output.document(planned)
         return
+    spec = planned.spec
     from distribai.api.recipe import chosen_text, effective_text
 
     say = output.data if on_stdout else output.note
@@ -149,7 +159,10 @@ def _show_plan(spec: JobSpec, plan: dict[str, Any], as_json: bool, on_stdout: bo
     say(f"{title}\n")
     say("\n".join(f"    {line}" for line in text.splitlines()))
     say("\nThe plan:\n")
-    say("\n".join(f"    {line}" for line in output.facts(plan_facts(plan)).splitlines()) + "\n")
+    facts = output.facts([*plan_facts(planned.plan), *forecast_facts(planned.forecast)])
+    say("\n".join(f"    {line}" for line in facts.splitlines()) + "\n")
+    if planned.proposal is not None:
+        say(proposal_words(planned.proposal) + "\n")
 
 
 def _ask() -> None:

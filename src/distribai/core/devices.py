@@ -40,9 +40,10 @@ class Machine:
     """What a node's machine was measured to have; 0: not known.
 
     ``memory_mb`` main memory, ``disk_mb`` free disk (both MiB), ``disk_mbps`` what the disk writes
-    in 10^6 bytes a second, ``link_mbps`` what came over the link in 10^6 *bits* a second,
-    ``isolation`` the level that it offers. ``fingerprint`` says when the figures of another machine
-    were meant.
+    in 10^6 bytes a second, ``link_mbps`` what came over the link and ``link_up_mbps`` what went, in
+    10^6 *bits* a second, ``isolation`` the level that it offers. ``fingerprint`` says when the
+    figures of another machine were meant. Of ``month_bytes`` that its owner gives each month (0: as
+    many as it takes) ``month_left`` are left.
     """
 
     memory_mb: int = 0
@@ -52,6 +53,19 @@ class Machine:
     isolation: Isolation = "L0"
     fingerprint: str = ""
     speeds: tuple[Speed, ...] = ()
+    link_up_mbps: float = 0.0
+    month_bytes: int = 0
+    month_left: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LinkFigures:
+    """What of :class:`Machine` is about its link, in the same units."""
+
+    down_mbps: float = 0.0
+    up_mbps: float = 0.0
+    month_bytes: int = 0
+    month_left: int = 0
 
 
 @dataclass(frozen=True, slots=True)

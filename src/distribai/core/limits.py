@@ -1,5 +1,7 @@
 """Rate limits, pure: token buckets whose time is an argument.
 
+:class:`Buckets` are for requests, which are refused; :class:`Flow` is for bytes, which wait.
+
 A bucket holds up to ``burst`` tokens and gains ``rate`` a second; each request takes one. Whoever
 finds it empty is told after how many seconds it holds one again. A full bucket is forgotten: it is
 what an unknown caller starts with, so memory is bounded by who asked lately, and by ``capacity``.
@@ -59,3 +61,28 @@ class Buckets:
             if oldest == key:
                 return
             del self._left[oldest]
+
+
+@dataclass
+class Flow:
+    """One bucket for bytes on their way: it lets go into debt, and whoever did waits.
+
+    After a pause ``rate.burst`` bytes pass at once; over any longer time ``rate.per_s`` bytes a
+    second and those. Who asks while others are in debt waits for them too, in order. ``rate`` may
+    be changed at any time.
+    """
+
+    rate: Rate
+    _left: float = 0.0
+    _since: float | None = None
+
+    def take(self, size: int, now: float) -> float:
+        """Take ``size`` bytes at ``now`` (seconds, monotonic); the seconds until they may go."""
+        if self.rate.per_s <= 0:
+            return 0.0
+        # It begins full, and time that runs backwards adds nothing.
+        passed = 0.0 if self._since is None else max(0.0, now - self._since)
+        left = self.rate.burst if self._since is None else self._left
+        self._left = min(self.rate.burst, left + passed * self.rate.per_s) - size
+        self._since = now
+        return max(0.0, -self._left / self.rate.per_s)

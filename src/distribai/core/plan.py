@@ -181,6 +181,15 @@ def task_memory_mb(spec: JobSpec) -> int:
     return -(-(STATE_BYTES * parameter_count(spec) + activations + RUNTIME_BYTES) >> 20)
 
 
+def evaluation_batches(batch: int, inner_steps: int, held_out: int | None) -> int:
+    """Batches of a version's held-out loss, of ``held_out`` sequences (None: not known).
+
+    A forward pass takes about a third of a training step: at most a sixth of one node's round.
+    """
+    most = max(8, inner_steps // 2)
+    return most if held_out is None else min(-(-held_out // batch), most)
+
+
 def needs_of(spec: JobSpec) -> Needs:
     """What the job's tasks need beside a device's type and memory."""
     asked = spec.resources

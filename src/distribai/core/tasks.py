@@ -114,8 +114,9 @@ class Outcome:
     ``status`` ``failed`` is a failed attempt with ``error_code`` and ``reason``. ``delta`` is the
     uploaded blob (train). ``samples`` are the positions really consumed, ``tokens`` the target
     tokens trained on. ``base_hash`` is the hash of the canonical copy the work started from.
-    ``metrics`` are finite numbers: train ``loss_first``, ``loss_last``, ``seconds``; evaluate
-    ``held_out_loss``, ``held_out_tokens``. ``text`` is a generated sample.
+    ``metrics`` are finite numbers: train ``loss_first``, ``loss_last``, ``seconds`` at inner steps,
+    ``download_seconds`` in which the training waited for blobs, ``upload_seconds`` of the delta;
+    evaluate ``held_out_loss``, ``held_out_tokens``. ``text`` is a generated sample.
     """
 
     task_id: str

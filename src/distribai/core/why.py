@@ -126,11 +126,13 @@ def obstacles(
     *,
     ordered: Intent = Intent.CONTRIBUTE,
     why: str = "",
+    rests: str = "",
 ) -> tuple[Reason, ...]:
     """Why a node gets no work, whatever work there is; nothing when it may be given some.
 
     ``connected``: it has an open session. ``silent_s``: seconds since it was heard. ``ordered``:
-    what the operator wants of it. ``why``: the reason of its standing.
+    what the operator wants of it. ``why``: the reason of its standing. ``rests``: why it pauses, in
+    its own words; empty where it does not say.
     """
     found = []
     because = f" The reason: {why.rstrip('.')}." if why else ""
@@ -161,7 +163,7 @@ def obstacles(
     elif intent is Intent.DRAIN:
         found.append(Reason("drain", "It drains: it finishes what it has and leaves."))
     elif intent is Intent.PAUSE:
-        text = "It is paused: its owner wants no work for now."
+        text = f"It is paused: {rests.rstrip('.') or 'its owner wants no work for now'}."
         found.append(Reason("paused", text))
     return tuple(found)
 

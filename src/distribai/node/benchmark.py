@@ -23,7 +23,7 @@ import psutil
 import structlog
 
 from distribai import durable
-from distribai.core.devices import Machine, Speed
+from distribai.core.devices import LinkFigures, Machine, Speed
 from distribai.core.needs import Isolation
 from distribai.core.plain import from_plain
 from distribai.core.sealed import seal, unseal
@@ -55,7 +55,10 @@ DISK_BYTES: Final = 32 << 20
 """Bytes that are written to measure the disk."""
 
 WORTH_TELLING: Final = 0.25
-"""Relative change of the link or of the free disk that the grid hears of."""
+"""Relative change of the link, of the free disk or of the month's bytes that the grid hears of."""
+
+MOVING: Final = ("disk_mb", "link_mbps", "link_up_mbps", "month_left")
+"""What of a machine changes all the time, see :func:`_still`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,7 @@ class Meter:
         torch: its version, part of the fingerprint.
         measure: measures one device; it waits for a task that is at work on it.
         idle: whether no task is in hand.
-        link_mbps: what the blobs' link was measured at last.
+        link: what the transfers so far say of the link.
         isolation: the level that the node offers.
         changed: called when there is something new to tell.
         load: processes that want to run, per core.
@@ -93,7 +96,7 @@ class Meter:
     torch: str
     measure: Callable[[Place], Awaitable[Speed]]
     idle: Callable[[], bool]
-    link_mbps: Callable[[], float]
+    link: Callable[[], LinkFigures]
     isolation: Isolation
     changed: Callable[[], None]
     load: Callable[[], float] = field(default_factory=lambda: load_per_core)
@@ -106,15 +109,18 @@ class Meter:
 
     def machine(self) -> Machine:
         """What is known now. The disk is looked at, which takes microseconds."""
-        kept = self._kept
+        kept, link = self._kept, self.link()
         return Machine(
             memory_mb=psutil.virtual_memory().total >> 20,
             disk_mb=shutil.disk_usage(self.state).free >> 20,
             disk_mbps=kept.disk_mbps if kept else 0.0,
-            link_mbps=self.link_mbps(),
+            link_mbps=link.down_mbps,
             isolation=self.isolation,
             fingerprint=self.fingerprint,
             speeds=kept.speeds if kept else (),
+            link_up_mbps=link.up_mbps,
+            month_bytes=link.month_bytes,
+            month_left=link.month_left,
         )
 
     async def run(self) -> None:
@@ -170,10 +176,15 @@ def worth_telling(told: Machine | None, now: Machine) -> bool:
     """Whether the grid should hear of ``now`` after ``told``."""
     if told is None:
         return True
-    for before, after in ((told.disk_mb, now.disk_mb), (told.link_mbps, now.link_mbps)):
+    for name in MOVING:
+        before, after = getattr(told, name), getattr(now, name)
         if abs(after - before) > WORTH_TELLING * max(before, 1.0):
             return True
-    return replace(told, disk_mb=0, link_mbps=0) != replace(now, disk_mb=0, link_mbps=0)
+    return _still(told) != _still(now)
+
+
+def _still(machine: Machine) -> Machine:
+    return replace(machine, disk_mb=0, link_mbps=0.0, link_up_mbps=0.0, month_left=0)
 
 
 def fingerprint(places: Sequence[Place], torch: str) -> str:

@@ -43,12 +43,9 @@ from distribai.node.answers import (
 from distribai.node.cache import BlobCache, Pins, sha256_of
 from distribai.node.clock import Clock, full_jitter
 from distribai.node.direct import ObjectStore
+from distribai.node.traffic import Traffic, Transfer
 
-_CHUNK = 1 << 18
 _TIMEOUT = httpx.Timeout(60.0, connect=15.0)
-
-LINK_BYTES = 1 << 20
-"""Bytes that a download must have to say anything about the link."""
 
 
 class BlobClient:
@@ -57,6 +54,7 @@ class BlobClient:
     Args:
         base_url: of the HTTP interface, without a slash at the end.
         token: gives the present session token.
+        traffic: counts and paces what moves; without it nothing is limited or kept.
         attempts: how often in a row a download may fail without moving a byte.
         trust_env: whether proxies of the environment apply; never for a loopback address.
         verify: gives httpx's ``verify`` for the address, asked once, before the first request;
@@ -70,6 +68,7 @@ class BlobClient:
         clock: Clock,
         rng: random.Random,
         *,
+        traffic: Traffic | None = None,
         attempts: int = 20,
         trust_env: bool = True,
         verify: Callable[[], Awaitable[ssl.SSLContext | bool]] | None = None,
@@ -83,10 +82,7 @@ class BlobClient:
         self._verify = verify
         self._http_client: httpx.AsyncClient | None = None
         self._store = ObjectStore(clock, trust_env=trust_env)
-        self.bytes_up = 0
-        self.bytes_down = 0
-        self.link_mbps = 0.0
-        """What downloads came at lately, 10^6 bits a second; 0 until one was large enough."""
+        self.traffic = traffic or Traffic(None, clock)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -119,17 +115,16 @@ class BlobClient:
             NotFound: ``blob.unknown``, the grid does not have it.
             Integrity: ``blob.hash`` or ``blob.size``; the file is removed.
             Unavailable: ``grid.unreachable``, it failed too often.
+            NotAllowed: ``node.month``: the month has too few bytes left.
             OSError: the disk is full.
         """
         for last in (False, True):
-            began, before = self._clock.monotonic(), max(0, _size(path))
             await self._patiently(
                 lambda: self._download_once(blob, path, job_id),
                 lambda: _size(path),
                 "download",
                 attempts=self._attempts,
             )
-            self._note_link(blob.size - before, self._clock.monotonic() - began)
             await self._say_fetched()
             if await asyncio.to_thread(sha256_of, path) == blob.sha256:
                 return
@@ -142,12 +137,6 @@ class BlobClient:
                     "The task will be given to another node; tell the grid's operator.",
                 )
 
-    def _note_link(self, moved: int, seconds: float) -> None:
-        """Remember how fast a download came; the newer one counts as much as all before it."""
-        if moved >= LINK_BYTES and seconds > 0:
-            rate = 8e-6 * moved / seconds
-            self.link_mbps = (self.link_mbps + rate) / 2 if self.link_mbps else rate
-
     async def _download_once(self, blob: BlobRef, path: Path, job_id: str) -> None:
         have = _size(path)
         if have > blob.size:
@@ -156,6 +145,7 @@ class BlobClient:
         if have == blob.size:
             return
         have = max(0, have)
+        self.traffic.check(blob.size - have)
         headers = self._headers(job_id)
         if have:
             headers["Range"] = f"bytes={have}-"
@@ -239,13 +229,14 @@ class BlobClient:
         size = start
         file = await asyncio.to_thread(path.open, "ab" if start else "wb")
         try:
-            async for chunk in answer.aiter_bytes():  # as they come: a cut loses nothing
-                self.bytes_down += len(chunk)
-                count(len(chunk))
-                size += len(chunk)
-                if size > blob.size:
-                    break
-                await asyncio.to_thread(file.write, chunk)
+            with self.traffic.receiving(blob.size - start) as moving:
+                async for chunk in answer.aiter_bytes():  # as they come: a cut loses nothing
+                    count(len(chunk))
+                    size += len(chunk)
+                    if size > blob.size:
+                        break
+                    await asyncio.to_thread(file.write, chunk)
+                    await moving.go(len(chunk))
         finally:
             file.close()
         if size > blob.size:
@@ -276,7 +267,8 @@ class BlobClient:
 
         Raises:
             Integrity: the grid found another hash or size.
-            NotAllowed: the grid does not take it from this node.
+            NotAllowed: the grid does not take it from this node; ``node.month``: the month has too
+                few bytes left.
             OSError: the file cannot be read.
         """
         state = _Upload(upload_id, begun)
@@ -313,11 +305,14 @@ class BlobClient:
                 await state.begun(state.id)
         headers["Upload-Offset"] = str(state.offset)
         headers["Content-Type"] = "application/offset+octet-stream"
-        headers["Content-Length"] = str(blob.size - state.offset)
-        async with contextlib.aclosing(self._send(path, state.offset, blob.size)) as content:
-            answer = await http.patch(
-                f"/api/v1/blobs/uploads/{state.id}", content=content, headers=headers
-            )
+        left = blob.size - state.offset
+        headers["Content-Length"] = str(left)
+        with self.traffic.sending(left) as moving:
+            # To the answer: what the system has taken is not at the other end yet.
+            async with contextlib.aclosing(self._send(path, state.offset, moving)) as content:
+                answer = await http.patch(
+                    f"/api/v1/blobs/uploads/{state.id}", content=content, headers=headers
+                )
         if answer.status_code in (409, 404):
             raise Passing("the upload stands at another offset")
         if answer.status_code == 204:
@@ -328,15 +323,14 @@ class BlobClient:
         if answer.status_code not in (200, 201):
             await self._refuse(answer)
 
-    async def _send(self, path: Path, offset: int, size: int) -> AsyncGenerator[bytes]:
-        left = size - offset
+    async def _send(self, path: Path, offset: int, moving: Transfer) -> AsyncGenerator[bytes]:
+        most = self.traffic.up.chunk
         # Opened here and not in a thread: a file that a thread opens for a cancelled upload is
         # closed by nobody.
         with path.open("rb") as file:
             file.seek(offset)
-            while left and (chunk := await asyncio.to_thread(file.read, min(_CHUNK, left))):
-                left -= len(chunk)
-                self.bytes_up += len(chunk)
+            while chunk := await asyncio.to_thread(file.read, min(most, moving.due)):
+                await moving.go(len(chunk))
                 yield chunk
 
     # -------------------------------------------------------------- both

@@ -33,6 +33,7 @@ from distribai.node.governor import Governor
 from distribai.node.keeping import HandFiles
 from distribai.node.link import Hello, Link
 from distribai.node.platform import DirectoryLock
+from distribai.node.traffic import Traffic
 from distribai.node.transport import GrpcTransport, Transport
 from distribai.node.trust import Trust
 from distribai.node.worker import ISOLATION, Worker
@@ -120,6 +121,7 @@ class Daemon:
             finally:
                 await self._worker.close()
                 await self._blobs.close()
+                await asyncio.to_thread(self._traffic.close)
 
     def finish(self, *, partial: bool = False) -> None:
         """Take no more tasks and leave when the present ones are reported; ``partial`` ends them
@@ -131,11 +133,21 @@ class Daemon:
         self._cache = BlobCache(state / "cache", self._settings.cache_bytes)
         self._feedback = FeedbackStore(state, self._settings.feedback_bytes)
         self._link = Link(self._join, self._transport, key, self, self._clock, self._rng)
+        self._traffic = Traffic(
+            state,
+            self._clock,
+            up_mbps=self._settings.up_mbps,
+            down_mbps=self._settings.down_mbps,
+            month_bytes=self._settings.month_bytes,
+            stream=lambda: self._link.bytes_up + self._link.bytes_down,
+            changed=lambda: self.governor.spare(self._traffic.why_not()),
+        )
         self._blobs = BlobClient(
             self._join.http_url,
             lambda: self._link.session_token,
             self._clock,
             self._rng,
+            traffic=self._traffic,
             trust_env=not self._join.loopback,
             verify=self._trust.context,
         )
@@ -176,7 +188,7 @@ class Daemon:
             torch=self._worker.torch,
             measure=self._worker.measure,
             idle=lambda: self._worker.idle,
-            link_mbps=lambda: self._blobs.link_mbps,
+            link=self._traffic.figures,
             isolation=ISOLATION,
             changed=self._link.beat,
         )
@@ -198,6 +210,7 @@ class Daemon:
                 self._leave(),
                 self._run_out_of_time(),
                 self._heed_wishes(),
+                self._traffic.run(),
                 *([self._meter.run()] if self._settings.benchmark else []),
             )
         ]
@@ -259,6 +272,7 @@ class Daemon:
             blobs=self._cache.newest(BLOBS_TOLD),
             intent=self.governor.intent,
             jobs=self._feedback.jobs(),
+            intent_reason=self.governor.reason,
         )
 
     def heartbeat(self) -> pb.Heartbeat:
@@ -270,9 +284,10 @@ class Daemon:
             machine=machine_to_wire(news),
             uptime_s=int(self._clock.monotonic() - self._started),
             tasks=convert.in_hand_to_wire(self._worker.hands.told()),
-            bytes_up=self._link.bytes_up + self._blobs.bytes_up,
-            bytes_down=self._link.bytes_down + self._blobs.bytes_down,
+            bytes_up=self._link.bytes_up + self._traffic.up.total,
+            bytes_down=self._link.bytes_down + self._traffic.down.total,
             intent=self.governor.intent.value,
+            intent_reason=self.governor.reason,
             held_versions=self._worker.held_versions(),
         )
 

@@ -1,7 +1,7 @@
 """Contribute, Pause, Finish: what the contributor and the operator want of this machine.
 
 The governor decides, the training child obeys at its gate between two inner steps. Who pauses must
-be who resumes: the contributor's own pause and the orchestrator's are kept apart.
+be who resumes: the contributor's own pause, the orchestrator's and that of a limit are kept apart.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class Governor:
         self._share = share
         self._paused_here = False
         self._paused_by_grid = False
+        self._spared = ""
         self._draining = False
         self._partial = False
         self._listeners: list[Callable[[], None]] = []
@@ -44,14 +45,24 @@ class Governor:
         """What the grid is told; a node that is leaving does not come back to contributing."""
         if self._draining:
             return Intent.DRAIN
-        if self._paused_here or self._paused_by_grid:
+        if self._paused or self._spared:
             return Intent.PAUSE
         return Intent.CONTRIBUTE
 
     @property
+    def reason(self) -> str:
+        """Which limit of the owner's lets the node take no tasks; empty where none does, or where
+        somebody has paused it besides."""
+        return self._spared if self.intent is Intent.PAUSE and not self._paused else ""
+
+    @property
     def gate(self) -> Gate:
         """What the training child obeys now. Leaving overrides a pause: held work is let go."""
-        return Gate(self._share, self.intent is Intent.PAUSE, self._partial)
+        return Gate(self._share, self._paused and not self._draining, self._partial)
+
+    @property
+    def _paused(self) -> bool:
+        return self._paused_here or self._paused_by_grid
 
     def contribute(self) -> None:
         """Take tasks (again), as far as this machine's owner is concerned."""
@@ -61,6 +72,12 @@ class Governor:
     def pause(self) -> None:
         """Stand still before the next step and take no tasks, until :meth:`contribute`."""
         self._paused_here = True
+        self._changed()
+
+    def spare(self, reason: str) -> None:
+        """Take no tasks because of a limit, with the reason for people, and end those in hand as
+        usual; an empty reason lifts it."""
+        self._spared = reason
         self._changed()
 
     def finish(self, *, partial: bool = False) -> None:

@@ -75,6 +75,7 @@ class Hello:
     tasks: Sequence[TaskInHand]
     blobs: Sequence[str]
     intent: Intent
+    intent_reason: str = ""
     machine: Machine | None = None
     jobs: Sequence[str] = ()
 
@@ -242,6 +243,7 @@ class Link:
             resume_session=self._session_id,
             received=self._channel.received,
             intent=hello.intent.value,
+            intent_reason=hello.intent_reason,
             machine=machine_to_wire(hello.machine),
             jobs=hello.jobs[: convert.MAX_NAMES],
         )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from distribai.core.child import Cancel, Done, Have, Need
-from distribai.core.tasks import Assignment
+from distribai.core.tasks import Assignment, Outcome
 from distribai.errors import DistribAIError
 from distribai.node.cache import Pins
 from distribai.node.child import ChildProcess
@@ -24,6 +25,7 @@ class Provider:
         self._pins = pins
         self._task: asyncio.Task[None] | None = None
         self._problem: tuple[str, str] | None = None
+        self._waited = 0.0
 
     @property
     def busy(self) -> bool:
@@ -35,10 +37,13 @@ class Provider:
         self._task = asyncio.create_task(self._provide(need))
 
     def judge(self, done: Done) -> Done:
-        """The task's end, with the true reason when it ended for want of a blob."""
-        if self._problem is None:
+        """The task's end: with the seconds in which the child waited for blobs, or with the true
+        reason when it ended for want of one."""
+        if self._problem is not None:
+            return Done(failed(self._assignment, *self._problem))
+        if done.outcome.delta is None:
             return done
-        return Done(failed(self._assignment, *self._problem))
+        return replace(done, outcome=measured(done.outcome, download_seconds=self._waited))
 
     async def stop(self) -> None:
         """Bring nothing more; raise a defect of the bringing."""
@@ -50,6 +55,7 @@ class Provider:
 
     async def _provide(self, need: Need) -> None:
         paths: dict[str, str] = {}
+        began = self._services.clock.monotonic()
         try:
             for blob in need.blobs:
                 path = await self._services.fetcher.fetch(blob, self._assignment.job_id, self._pins)
@@ -59,8 +65,14 @@ class Provider:
         except OSError as problem:
             await self._give_up("io.file", f"This machine's disk: {problem}.")
         else:
+            self._waited += self._services.clock.monotonic() - began
             await self._child.send(Have(paths))
 
     async def _give_up(self, code: str, reason: str) -> None:
         self._problem = (code, reason)
         await self._child.send(Cancel(self._assignment.task_id, reason))
+
+
+def measured(outcome: Outcome, **seconds: float) -> Outcome:
+    """The outcome of training, with what the daemon has measured besides."""
+    return replace(outcome, metrics={**outcome.metrics, **seconds})

@@ -212,12 +212,14 @@ class Worker:
             log.warning("a result did not count", task=ack.task_id, why=ack.reason, code=ack.code)
 
     def round_complete(self, message: pb.DiLoCoRoundComplete) -> None:
-        """Fetch the update of a job that is warm here, before its next task asks for it."""
+        """Fetch the update of a job that is warm here, before its next task asks for it; not while
+        none will."""
         if message.job_done:
             self._forget([message.job_id])
             return
         held = self.held_versions().get(message.job_id)
-        if held is None or not message.HasField("weights"):
+        rests = self._governor.intent is not Intent.CONTRIBUTE
+        if held is None or rests or not message.HasField("weights"):
             return
         try:
             weights = convert.weights_from_wire(message.weights, "weights")
@@ -253,7 +255,8 @@ class Worker:
 
     def _why_not(self, assignment: Assignment, device: int) -> str:
         if self._governor.intent is not Intent.CONTRIBUTE:
-            return f"the node's intent is {self._governor.intent.value}"
+            why = f": {self._governor.reason}" if self._governor.reason else ""
+            return f"the node's intent is {self._governor.intent.value}{why}"
         if why_not := self._cannot(assignment, device):
             return why_not
         return f"device {device} is busy" if self.hands.busy(device) else ""

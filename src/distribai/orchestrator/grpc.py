@@ -26,7 +26,7 @@ from distribai.core.text import MAX_REASON, clean
 from distribai.errors import DistribAIError, NotAllowed, ProtocolMismatch, TooMany
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.fleet.liveness import goodbye, release_node
-from distribai.orchestrator.fleet.registration import read_intent, register
+from distribai.orchestrator.fleet.registration import read_intent, read_intent_reason, register
 from distribai.orchestrator.fleet.registry import LiveSession, LogEntry, Stream, ack_message
 from distribai.orchestrator.limits import SLOWED, too_many
 from distribai.orchestrator.rounds import tasks
@@ -241,6 +241,7 @@ async def _heartbeat(grid: Grid, session: LiveSession, beat: pb.Heartbeat) -> No
     if beat.HasField("machine"):
         session.machine = machine_from_wire(beat.machine)
     changed, session.intent = intent is not session.intent, intent
+    session.intent_reason = read_intent_reason(beat.intent_reason)
     session.send(
         pb.OrchestratorMessage(
             heartbeat_ack=pb.HeartbeatAck(next_s=grid.settings.liveness.heartbeat_s)

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from distribai.core.devices import Machine
+from distribai.core.forecast import Forecast
+from distribai.core.phases import Measured
 from distribai.core.plain import Plain
 from distribai.core.ranges import Ranges
 from distribai.core.spec import BlobRef, JobSpec
@@ -94,7 +96,9 @@ class JobRecord:
     """Everything that ``distribai job show`` and ``watch`` tell.
 
     ``tokens`` are target tokens of accepted work. ``dataset`` and ``plan`` are the figures of the
-    prepared data set and of the planner, as plain JSON. ``now`` is the database time of the answer.
+    prepared data set and of the planner, as plain JSON. ``forecast`` is what was expected of the
+    machines that were here when it was submitted or accepted, ``measured`` what became of it.
+    ``now`` is the database time of the answer.
     """
 
     id: str
@@ -122,6 +126,8 @@ class JobRecord:
     weight: float = 1.0
     retry_of: str = ""
     organization_id: str = ""
+    forecast: Forecast | None = None
+    measured: Measured | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +271,7 @@ class NodeRecord:
     standing_reason: str = ""
     machine: Machine | None = None
     account_id: str = ""
+    intent_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

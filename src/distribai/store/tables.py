@@ -237,6 +237,7 @@ nodes = Table(
     Column("liveness", String(16), nullable=False),
     Column("standing", String(16), nullable=False),
     Column("intent", String(16), nullable=False),
+    Column("intent_reason", Text, nullable=False, default="", server_default=""),
     Column("software", Text, nullable=False, default=""),
     Column("devices", JSON, nullable=False),
     Column("invite_id", ID, nullable=False, default=""),

@@ -1,26 +1,39 @@
-"""A TCP proxy that a test can cut, freeze and slow down: a bad network between real processes; and
-a load balancer of the same making.
+"""A TCP proxy that a test can cut, freeze and shape: a bad network between real processes;
+and a load balancer of the same making.
 
 ::
 
-    async with Proxy("127.0.0.1", 50051) as proxy:
+    async with Proxy("127.0.0.1", 50051, ShapedLink(up=Shape(bytes_per_s=1.25e6))) as proxy:
         ...  # connect to 127.0.0.1:proxy.port
-        proxy.cut()        # every connection is reset, new ones are refused at once
+        proxy.reset()      # every connection breaks; new ones are welcome
+        proxy.cut()        # every connection breaks, new ones are refused at once
         proxy.freeze()     # bytes stop, nobody is told: a cable that was pulled
         proxy.heal()
 
-What is slowed down: ``bytes_per_s`` over all connections and each direction on its own, ``delay_s``
-for every chunk. Bytes are never changed or reordered: that is TCP's promise.
+What a link is like stands in :mod:`distribai.testing.shaping`: rate, burst, latency, jitter and
+resets of each direction, and how many bytes passed. The handshake of a connection is not delayed.
+Bytes are never changed or reordered: that is TCP's promise.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
 
+from distribai.testing.shaping import Direction, ShapedLink
+
 CHUNK = 1 << 14
+
+ON_THE_WAY = 64
+"""Chunks of a connection and direction that may be on their way at once: a megabyte, so that
+latency costs no rate up to a megabyte for each latency."""
+
+BUFFER = 1 << 16
+"""Bytes that the system may hold for the proxy: a modem buffers little, and what it buffers counts
+for the sender as sent."""
 
 
 class Proxy:
@@ -28,15 +41,13 @@ class Proxy:
 
     Args:
         host, port: where connections go.
-        bytes_per_s: 0 is unlimited.
-        delay_s: what every chunk waits in either direction.
+        link: what it is like on the way, perhaps shared with other proxies; without limits if not
+            given.
     """
 
-    def __init__(
-        self, host: str, port: int, *, bytes_per_s: float = 0.0, delay_s: float = 0.0
-    ) -> None:
+    def __init__(self, host: str, port: int, link: ShapedLink | None = None) -> None:
         self._target = (host, port)
-        self.bytes_per_s, self.delay_s = bytes_per_s, delay_s
+        self.link = link or ShapedLink()
         self.port = 0
         self.accepted = 0
         self._cut = False
@@ -44,7 +55,6 @@ class Proxy:
         self._flows.set()
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._free_at = {"up": 0.0, "down": 0.0}
 
     async def __aenter__(self) -> Proxy:
         """Listen on a free port of loopback."""
@@ -60,30 +70,31 @@ class Proxy:
     ) -> None:
         """Close everything."""
         self._server.close()
-        self._reset()
+        self.reset()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._server.wait_closed()
 
+    def reset(self) -> None:
+        """Break every connection that is open now."""
+        for writer in self._writers:
+            writer.transport.abort()
+        self._writers.clear()
+
     def cut(self) -> None:
-        """Reset every connection and refuse new ones."""
+        """Break every connection and refuse new ones."""
         self._cut = True
-        self._reset()
+        self.reset()
 
     def freeze(self) -> None:
         """Let no byte pass, and tell nobody."""
         self._flows.clear()
 
     def heal(self) -> None:
-        """Let everything pass again; connections that were cut stay cut."""
+        """Let everything pass again; connections that broke stay broken."""
         self._cut = False
         self._flows.set()
-
-    def _reset(self) -> None:
-        for writer in self._writers:
-            writer.transport.abort()
-        self._writers.clear()
 
     async def _reach(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A connection to the other side.
@@ -104,9 +115,11 @@ class Proxy:
             writer.transport.abort()  # as if the proxy were not there
             return
         self._writers |= {writer, far_writer}
+        for end in (writer, far_writer):
+            _buffer_little(end)
         pumps = [
-            asyncio.ensure_future(self._pump("up", reader, far_writer)),
-            asyncio.ensure_future(self._pump("down", far_reader, writer)),
+            asyncio.ensure_future(self._pump("up", reader, writer, far_writer)),
+            asyncio.ensure_future(self._pump("down", far_reader, far_writer, writer)),
         ]
         self._tasks.update(pumps)
         await asyncio.wait(pumps)
@@ -116,26 +129,53 @@ class Proxy:
             end.close()
 
     async def _pump(
-        self, direction: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        direction: Direction,
+        reader: asyncio.StreamReader,
+        source: asyncio.StreamWriter,
+        writer: asyncio.StreamWriter,
     ) -> None:
+        """Carry one direction of a connection: one task takes chunks in at the link's rate, this
+        one hands them out when they have arrived. ``source`` is the end that ``reader`` reads."""
+        way: asyncio.Queue[tuple[float, bytes] | None] = asyncio.Queue(ON_THE_WAY)
+        taking = asyncio.ensure_future(self._take_in(direction, reader, way))
         try:
-            while data := await reader.read(CHUNK):
-                await self._hold_up(direction, len(data))
+            while (chunk := await way.get()) is not None:
+                arrives_at, data = chunk
+                await asyncio.sleep(arrives_at - asyncio.get_running_loop().time())
                 await self._flows.wait()
                 writer.write(data)
                 await writer.drain()
-            writer.write_eof()
+            if await taking:
+                source.transport.abort()
+                writer.transport.abort()
+            else:
+                writer.write_eof()
         except OSError:
             writer.transport.abort()  # one end is gone: so is the other
+        finally:
+            taking.cancel()
+            await asyncio.wait({taking})
 
-    async def _hold_up(self, direction: str, size: int) -> None:
-        if self.delay_s:
-            await asyncio.sleep(self.delay_s)
-        if self.bytes_per_s:
-            now = asyncio.get_running_loop().time()
-            start = max(now, self._free_at[direction])
-            self._free_at[direction] = start + size / self.bytes_per_s
-            await asyncio.sleep(self._free_at[direction] - now)
+    async def _take_in(
+        self,
+        direction: Direction,
+        reader: asyncio.StreamReader,
+        way: asyncio.Queue[tuple[float, bytes] | None],
+    ) -> bool:
+        """Put what is sent on its way; whether it ended by a reset."""
+        lane, now = self.link.lanes[direction], asyncio.get_running_loop().time
+        reset = False
+        with suppress(OSError):
+            while not reset and (data := await reader.read(CHUNK)):
+                passage = lane.admit(len(data), now())
+                await asyncio.sleep(passage.hold_s)
+                await way.put((now() + passage.delay_s, data[: passage.size]))
+                reset = passage.reset
+            await way.put(None)
+            return reset
+        await way.put(None)
+        return True
 
 
 class Balancer(Proxy):
@@ -162,3 +202,9 @@ class Balancer(Proxy):
             with suppress(OSError):
                 return await asyncio.open_connection(*self._targets[index])
         raise ConnectionRefusedError("no target takes connections")
+
+
+def _buffer_little(end: asyncio.StreamWriter) -> None:
+    found: socket.socket = end.get_extra_info("socket")
+    for which in (socket.SO_RCVBUF, socket.SO_SNDBUF):
+        found.setsockopt(socket.SOL_SOCKET, which, BUFFER)

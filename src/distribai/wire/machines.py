@@ -26,6 +26,9 @@ def machine_to_wire(machine: Machine | None) -> pb.Machine | None:
             pb.DeviceSpeed(device=s.device, gflops=s.gflops, memory_gbps=s.memory_gbps)
             for s in machine.speeds
         ],
+        link_up_mbps=machine.link_up_mbps,
+        month_bytes=machine.month_bytes,
+        month_left=machine.month_left,
     )
 
 
@@ -38,8 +41,8 @@ def machine_from_wire(message: pb.Machine) -> Machine:
     """
     if len(message.speeds) > MAX_NAMES:
         malformed(f"a machine has the speeds of {len(message.speeds)} devices")
-    for what, value in (("memory_mb", message.memory_mb), ("disk_mb", message.disk_mb)):
-        at_most(value, MAX_BIG, f"Machine.{what}")
+    for what in ("memory_mb", "disk_mb", "month_bytes", "month_left"):
+        at_most(getattr(message, what), MAX_BIG, f"Machine.{what}")
     speeds = tuple(
         Speed(
             at_most(s.device, MAX_INT, "DeviceSpeed.device"), _rate(s.gflops), _rate(s.memory_gbps)
@@ -54,6 +57,9 @@ def machine_from_wire(message: pb.Machine) -> Machine:
         isolation=message.isolation if message.isolation in LEVELS else "L0",
         fingerprint=clean(message.fingerprint, MAX_NAME, lines=False),
         speeds=speeds,
+        link_up_mbps=_rate(message.link_up_mbps),
+        month_bytes=message.month_bytes,
+        month_left=message.month_left,
     )
 
 

@@ -42,7 +42,7 @@ from distribai.node.devices import Place
 from distribai.node.executors import Executor, Services, failed
 from distribai.node.feedback import has_feedback
 from distribai.node.keeping import Keeper
-from distribai.node.providing import Provider
+from distribai.node.providing import Provider, measured
 
 log = structlog.get_logger("distribai.node")
 
@@ -323,19 +323,18 @@ class PackageExecutor:
             return done.outcome
         await self._tell_the_record(done, keeper)
         if done.residual is None:
-            await self._upload(assignment, path, delta, keeper)
-            return done.outcome
+            return await self._upload(assignment, path, done.outcome, delta, keeper)
         kept, where = self._services.feedback, (assignment, place.device.index)
         path = await asyncio.to_thread(
             kept.adopt, *where, keeper.folder, path, delta, done.residual
         )
         try:
-            await self._upload(assignment, path, delta, keeper)
+            outcome = await self._upload(assignment, path, done.outcome, delta, keeper)
         except (DistribAIError, OSError):
             await asyncio.to_thread(kept.undo, *where)
             raise
         await asyncio.to_thread(kept.settle, *where)
-        return done.outcome
+        return outcome
 
     async def _tell_the_record(self, done: Done, keeper: Keeper) -> None:
         """Write down what the training came to.
@@ -356,8 +355,10 @@ class PackageExecutor:
             await keeper.keep("trained", **told, residual=done.residual)
 
     async def _upload(
-        self, assignment: Assignment, path: Path, delta: BlobRef, keeper: Keeper
-    ) -> None:
+        self, assignment: Assignment, path: Path, outcome: Outcome, delta: BlobRef, keeper: Keeper
+    ) -> Outcome:
+        """Upload a delta; the outcome, with how long that took."""
+
         async def begun(upload_id: str) -> None:
             await keeper.note("uploading", upload=upload_id)
 
@@ -366,6 +367,7 @@ class PackageExecutor:
             path, delta, assignment.job_id, upload_id=keeper.record.upload, begun=begun
         )
         self._upload_s = self._services.clock.monotonic() - before
+        return measured(outcome, upload_seconds=self._upload_s)
 
 
 def _is_whole(path: Path, blob: BlobRef) -> bool:

@@ -105,6 +105,7 @@ def _heard_row(session: LiveSession, up: int, down: int) -> dict[str, object]:
     return {
         "node": session.node_id,
         "intent": session.intent.value,
+        "reason": session.intent_reason,
         "up": min(more_up, MAX_MOVED),
         "down": min(more_down, MAX_MOVED),
     }
@@ -290,6 +291,7 @@ async def goodbye(grid: Grid, session: LiveSession) -> None:
             session.node_id,
             liveness=Liveness.OFFLINE.value,
             intent=Intent.DRAIN.value,
+            intent_reason="",
             # An order to leave has been obeyed: started again it is welcome.
             ordered=Intent.CONTRIBUTE.value,
         )

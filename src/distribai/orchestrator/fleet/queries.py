@@ -72,6 +72,7 @@ def _records(rows: Sequence[AnyRow], leased: Sequence[AnyRow]) -> tuple[NodeReco
             standing_reason=r.standing_reason,
             machine=None if r.machine is None else from_plain(Machine, r.machine),
             account_id=r.account_id,
+            intent_reason=r.intent_reason,
         )
         for r in rows
     )

@@ -19,7 +19,7 @@ from distribai.core.states import (
     check,
     is_terminal,
 )
-from distribai.core.text import clean
+from distribai.core.text import MAX_REASON, clean
 from distribai.errors import NotAllowed, ProtocolMismatch, Unavailable
 from distribai.orchestrator import events
 from distribai.orchestrator.context import Grid
@@ -102,6 +102,7 @@ async def register(
             challenged_at,
         )
     session.heard = True
+    session.intent_reason = read_intent_reason(message.intent_reason)
     session.in_hand = dict(held)
     session.blobs = frozenset(list(message.blobs)[:MAX_BLOBS])
     grid.wake.set()
@@ -219,6 +220,11 @@ def read_intent(text: str) -> Intent:
         ) from problem
 
 
+def read_intent_reason(text: str) -> str:
+    """Why a node takes no tasks, as it says itself; cleaned, for people to read."""
+    return clean(text, MAX_REASON, lines=False)
+
+
 def _name(text: str) -> str:
     return clean(text, MAX_NAME, lines=False)
 
@@ -262,6 +268,7 @@ async def _admit(
             liveness=Liveness.ONLINE.value,
             standing=await _first_standing(tx, invite),
             intent=intent.value,
+            intent_reason=read_intent_reason(message.intent_reason),
             software=_name(message.software),
             devices=to_plain(devices),
             machine=to_plain(machine),
@@ -284,6 +291,7 @@ async def _admit(
         name=_name(message.name),
         liveness=Liveness.ONLINE.value,
         intent=intent.value,
+        intent_reason=read_intent_reason(message.intent_reason),
         software=_name(message.software),
         devices=to_plain(devices),
         machine=to_plain(machine),

@@ -73,6 +73,7 @@ class LiveSession:
     node speaks, ``token_until`` (database time) when its present token ends. Bytes are totals that
     the node reports since its daemon started, and what of them was flushed; ``counted_before``: the
     first totals of this session are known from an earlier one.
+    ``intent_reason`` is why it takes no tasks, in its own words, empty where it does not say.
     ``machine`` is what it was measured to have since the last flush (None: nothing new).
     ``ordered`` is what the operator wants of it as far as it was told over this session (None: it
     was told nothing yet).
@@ -84,6 +85,7 @@ class LiveSession:
     name: str
     devices: tuple[Device, ...]
     intent: Intent = Intent.CONTRIBUTE
+    intent_reason: str = ""
     channel: Channel[pb.OrchestratorMessage] = field(default_factory=Channel)
     stream: Stream | None = None
     assigned: dict[str, int] = field(default_factory=dict)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, TypeVar
 
@@ -39,9 +40,9 @@ from distribai.orchestrator.http.security import (
     allow,
     seen_job,
 )
-from distribai.orchestrator.jobs import commands, queries
+from distribai.orchestrator.jobs import commands, forecasting, queries
 from distribai.orchestrator.jobs import retry as retrying
-from distribai.orchestrator.people import admission
+from distribai.orchestrator.people import admission, sight
 
 R = TypeVar("R")
 
@@ -113,17 +114,26 @@ def read_spec(document: dict[str, Any]) -> JobSpec:
 async def plan(
     body: SpecBody,
     grid: GridOf,
+    caller: Caller,
     nodes: Annotated[
         int | None, Query(ge=1, le=10_000, description="Plan for so many; default: those online.")
     ] = None,
 ) -> answers.PlanAnswer:
-    """Validates like a submission, and plans: rounds, tasks, parameters, memory, bytes."""
+    """Validates like a submission, and plans: rounds, tasks, parameters, memory, bytes; and how it
+    would go on the machines that are here, who of them is too slow, what would go better."""
     spec = read_spec(body.spec)
     validate_spec(spec)
     online = (await fleet.summary(grid)).nodes_online
     taking_part = nodes or min(max(online, spec.workers_min), spec.workers_max)
     figures = plan_of(spec, parameter_count(spec), taking_part)
-    return answers.PlanAnswer(spec=spec, plan=to_plain(figures))
+    found, better = await forecasting.plan_with(grid, spec, nodes)
+    better = replace(better, forecast=await sight.forecast_for(grid, caller, better.forecast))
+    return answers.PlanAnswer(
+        spec=spec,
+        plan=to_plain(figures),
+        forecast=await sight.forecast_for(grid, caller, found),
+        proposal=better,
+    )
 
 
 @router.post("", summary="Submit a job", status_code=201)
@@ -161,9 +171,13 @@ async def list_jobs(
 
 @router.get("/{ref}", summary="Show a job", response_model=answers.JobRecord)
 @allow(Access.VIEWERS)
-async def show(job_id: SeenJob, grid: GridOf) -> Any:
+async def show(job_id: SeenJob, grid: GridOf, caller: Caller) -> Any:
     """Everything about one job."""
-    return to_plain(await queries.show_job(grid, job_id))
+    found = await queries.show_job(grid, job_id)
+    if found.forecast is not None:
+        seen = await sight.forecast_for(grid, caller, found.forecast)
+        found = replace(found, forecast=seen)
+    return to_plain(found)
 
 
 @router.post("/{ref}/accept", summary="Accept a submitted job")

@@ -20,7 +20,7 @@ from distribai.errors import Conflict, InvalidSpec, NotFound
 from distribai.orchestrator import events
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.idempotency import Key, SameKey, key_for, made_before, once, remember
-from distribai.orchestrator.jobs import preparation
+from distribai.orchestrator.jobs import forecasting, preparation
 from distribai.orchestrator.people import admission
 from distribai.orchestrator.rounds import tasks as task_rows
 from distribai.store import leases
@@ -162,7 +162,10 @@ async def _insert(
         parameters=parameters,
         manifest_hash=first.manifest.manifest_hash,
         dataset_key=data.key,
-        plan=preparation.plan_figures(spec, parameters, data),
+        plan={
+            **preparation.plan_figures(spec, parameters, data),
+            "forecast": to_plain(await forecasting.forecast_for(tx, spec, data.figures)),
+        },
         pool_cursor=pool.cursor,
         pool_returned=ranges_to_json(pool.returned),
         tokens=0,
@@ -198,6 +201,7 @@ async def accept_job(grid: Grid, job_id: str, by: str) -> None:
         if job.state in (JobState.QUEUED, JobState.RUNNING, JobState.PAUSED):
             return
         await statements.change(tx, job_id, decision="")
+        await forecasting.renew(tx, job)
         await _queue(grid, tx, job, {"by": by})
     grid.wake.set()
 

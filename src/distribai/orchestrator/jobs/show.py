@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from distribai.core.forecast import Forecast
+from distribai.core.plain import from_plain
 from distribai.core.spec import JobSpec
 from distribai.core.states import JobState, TaskState
 from distribai.errors import NotFound
 from distribai.orchestrator import traffic
 from distribai.orchestrator.context import Grid
+from distribai.orchestrator.jobs.forecasting import measured
 from distribai.orchestrator.records import ByteTotals, HeldOut, JobRecord, RoundProgress
 from distribai.orchestrator.rounds.decisions import ARRIVED, EXPECTED
 from distribai.orchestrator.rounds.opening import able_devices, training_devices, waits_for
@@ -57,12 +60,20 @@ async def show_job(grid: Grid, job_id: str) -> JobRecord:
             held_out=tuple(HeldOut(v.version, v.held_out_loss) for v in versions),
             bytes=await _bytes(grid, tx, job_id),
             dataset=data.figures,
-            plan=job.plan,
+            plan={name: value for name, value in job.plan.items() if name != "forecast"},
             waiting_for=await _waiting(tx, job, row),
             weight=job.weight,
             retry_of=job.retry_of,
             organization_id=job.organization_id,
+            forecast=_forecast(job),
+            measured=await measured(tx, job_id),
         )
+
+
+def _forecast(job: AnyRow) -> Forecast | None:
+    """What was stored with the job; older ones have none."""
+    stored = job.plan.get("forecast")
+    return None if stored is None else from_plain(Forecast, stored)
 
 
 async def _waiting(tx: Tx, job: AnyRow, row: AnyRow | None) -> str:

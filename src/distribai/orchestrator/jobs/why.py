@@ -234,6 +234,7 @@ def obstacles_of(node: AnyRow, now: float) -> tuple[Reason, ...]:
         now - node.last_heard_at,
         ordered=Intent(node.ordered),
         why=node.standing_reason,
+        rests=node.intent_reason,
     )
 
 

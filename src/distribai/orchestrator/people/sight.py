@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from distribai.core.forecast import Forecast
 from distribai.core.people import Principal
 from distribai.core.spec import BlobRef
 from distribai.core.why import CODES, Reason
@@ -72,6 +75,18 @@ async def told_to(grid: Grid, caller: Principal, reasons: tuple[Reason, ...]) ->
         own = await holdings.jobs_among(tx, ids, organizations)
     told = [r if _plain(r, own) else Reason(r.code, CODES[r.code]) for r in reasons]
     return tuple(dict.fromkeys(told))
+
+
+async def forecast_for(grid: Grid, caller: Principal, found: Forecast) -> Forecast:
+    """A forecast in which others' nodes have no id; operators see all."""
+    if caller.operator:
+        return found
+    async with grid.db.read() as tx:
+        own = await holdings.nodes_among(tx, {n.node_id for n in found.nodes}, caller.account_id)
+    return replace(
+        found,
+        nodes=tuple(n if n.node_id in own else replace(n, node_id="") for n in found.nodes),
+    )
 
 
 def _plain(reason: Reason, own: set[str]) -> bool:

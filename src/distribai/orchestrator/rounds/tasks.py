@@ -15,6 +15,7 @@ from typing import Any
 
 from distribai.core.paradigms import Slot
 from distribai.core.plain import Plain, canonical_json, from_plain
+from distribai.core.plan import evaluation_batches
 from distribai.core.ranges import Ranges
 from distribai.core.spec import JobSpec
 from distribai.core.states import TASK, TaskState, check
@@ -96,9 +97,7 @@ async def add_evaluation(grid: Grid, tx: Tx, job: AnyRow, version: int) -> None:
     data = await jobs.dataset(tx, job.dataset_key)
     assert data is not None, "jobs.dataset_key refers to it"
     batch, inner = int(job.spec["batch"]), int(job.spec["rounds"]["inner_steps"])
-    whole = -(-int(data.figures["held_out_sequences"]) // batch)
-    # A forward pass takes about a third of a training step: at most a sixth of one node's round.
-    batches = min(whole, max(8, inner // 2))
+    batches = evaluation_batches(batch, inner, int(data.figures["held_out_sequences"]))
     await add(tx, grid.new_id("task"), job, version, "evaluate", params={"batches": batches})
 
 

@@ -95,13 +95,15 @@ async def nodes_by_id(tx: Tx, ids: Collection[str]) -> Sequence[AnyRow]:
 
 
 async def heard(tx: Tx, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write a batch of ``{"node", "intent", "up", "down"}``: heard now, with more bytes moved."""
+    """Write a batch of ``{"node", "intent", "reason", "up", "down"}``: heard now, with more bytes
+    moved."""
     await tx.run_many(
         update(nodes)
         .where(nodes.c.id == bindparam("node"))
         .values(
             last_heard_at=tx.now,
             intent=bindparam("intent"),
+            intent_reason=bindparam("reason"),
             bytes_up=nodes.c.bytes_up + bindparam("up"),
             bytes_down=nodes.c.bytes_down + bindparam("down"),
         ),

@@ -132,6 +132,14 @@ async def jobs_among(
     return {row.id for row in rows}
 
 
+async def nodes_among(tx: Tx, node_ids: Collection[str], account_id: str) -> set[str]:
+    """Which of these nodes belong to an account."""
+    rows = await tx.all(
+        select(nodes.c.id).where(nodes.c.id.in_(list(node_ids)), nodes.c.account_id == account_id)
+    )
+    return {row.id for row in rows}
+
+
 async def open_jobs(tx: Tx, organization_id: str) -> int:
     """Jobs of an organization that have not ended."""
     query = select(func.count()).where(

@@ -316,6 +316,21 @@ async def speeds(tx: Tx, job_id: str, since_round: int) -> dict[tuple[str, int],
     return best
 
 
+async def accepted_since(tx: Tx, job_id: str, number: int) -> Sequence[AnyRow]:
+    """Round, node, device and outcome of a job's accepted training tasks, from round ``number``
+    on."""
+    return await tx.all(
+        select(tasks.c.round, tasks.c.node_id, tasks.c.device, tasks.c.outcome)
+        .where(
+            tasks.c.job_id == job_id,
+            tasks.c.round >= number,
+            tasks.c.phase == "train",
+            tasks.c.state == TaskState.ACCEPTED.value,
+        )
+        .order_by(tasks.c.round, tasks.c.seq)
+    )
+
+
 async def accepted_by_round(tx: Tx, job_id: str) -> dict[tuple[int, int], tuple[int, int]]:
     """Accepted submissions and their tokens by (round, take)."""
     rows = await tx.all(

@@ -93,7 +93,7 @@ class DeviceSpeed(_message.Message):
     def __init__(self, device: _Optional[int] = ..., gflops: _Optional[float] = ..., memory_gbps: _Optional[float] = ...) -> None: ...
 
 class Machine(_message.Message):
-    __slots__ = ("memory_mb", "disk_mb", "disk_mbps", "link_mbps", "isolation", "fingerprint", "speeds")
+    __slots__ = ("memory_mb", "disk_mb", "disk_mbps", "link_mbps", "isolation", "fingerprint", "speeds", "link_up_mbps", "month_bytes", "month_left")
     MEMORY_MB_FIELD_NUMBER: _ClassVar[int]
     DISK_MB_FIELD_NUMBER: _ClassVar[int]
     DISK_MBPS_FIELD_NUMBER: _ClassVar[int]
@@ -101,6 +101,9 @@ class Machine(_message.Message):
     ISOLATION_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     SPEEDS_FIELD_NUMBER: _ClassVar[int]
+    LINK_UP_MBPS_FIELD_NUMBER: _ClassVar[int]
+    MONTH_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MONTH_LEFT_FIELD_NUMBER: _ClassVar[int]
     memory_mb: int
     disk_mb: int
     disk_mbps: float
@@ -108,7 +111,10 @@ class Machine(_message.Message):
     isolation: str
     fingerprint: str
     speeds: _containers.RepeatedCompositeFieldContainer[DeviceSpeed]
-    def __init__(self, memory_mb: _Optional[int] = ..., disk_mb: _Optional[int] = ..., disk_mbps: _Optional[float] = ..., link_mbps: _Optional[float] = ..., isolation: _Optional[str] = ..., fingerprint: _Optional[str] = ..., speeds: _Optional[_Iterable[_Union[DeviceSpeed, _Mapping]]] = ...) -> None: ...
+    link_up_mbps: float
+    month_bytes: int
+    month_left: int
+    def __init__(self, memory_mb: _Optional[int] = ..., disk_mb: _Optional[int] = ..., disk_mbps: _Optional[float] = ..., link_mbps: _Optional[float] = ..., isolation: _Optional[str] = ..., fingerprint: _Optional[str] = ..., speeds: _Optional[_Iterable[_Union[DeviceSpeed, _Mapping]]] = ..., link_up_mbps: _Optional[float] = ..., month_bytes: _Optional[int] = ..., month_left: _Optional[int] = ...) -> None: ...
 
 class TaskInHand(_message.Message):
     __slots__ = ("task_id", "attempt", "device")
@@ -133,7 +139,7 @@ class Challenge(_message.Message):
     def __init__(self, nonce: _Optional[bytes] = ..., grid_id: _Optional[str] = ..., protocol_min: _Optional[int] = ..., protocol_max: _Optional[int] = ...) -> None: ...
 
 class RegisterSession(_message.Message):
-    __slots__ = ("protocol", "public_key", "signature", "invite", "name", "software", "devices", "tasks", "blobs", "resume_session", "received", "intent", "machine", "jobs")
+    __slots__ = ("protocol", "public_key", "signature", "invite", "name", "software", "devices", "tasks", "blobs", "resume_session", "received", "intent", "intent_reason", "machine", "jobs")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     PUBLIC_KEY_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
@@ -146,6 +152,7 @@ class RegisterSession(_message.Message):
     RESUME_SESSION_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
     INTENT_FIELD_NUMBER: _ClassVar[int]
+    INTENT_REASON_FIELD_NUMBER: _ClassVar[int]
     MACHINE_FIELD_NUMBER: _ClassVar[int]
     JOBS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
@@ -160,9 +167,10 @@ class RegisterSession(_message.Message):
     resume_session: str
     received: int
     intent: str
+    intent_reason: str
     machine: Machine
     jobs: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, protocol: _Optional[int] = ..., public_key: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., invite: _Optional[str] = ..., name: _Optional[str] = ..., software: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., tasks: _Optional[_Iterable[_Union[TaskInHand, _Mapping]]] = ..., blobs: _Optional[_Iterable[str]] = ..., resume_session: _Optional[str] = ..., received: _Optional[int] = ..., intent: _Optional[str] = ..., machine: _Optional[_Union[Machine, _Mapping]] = ..., jobs: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, protocol: _Optional[int] = ..., public_key: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., invite: _Optional[str] = ..., name: _Optional[str] = ..., software: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., tasks: _Optional[_Iterable[_Union[TaskInHand, _Mapping]]] = ..., blobs: _Optional[_Iterable[str]] = ..., resume_session: _Optional[str] = ..., received: _Optional[int] = ..., intent: _Optional[str] = ..., intent_reason: _Optional[str] = ..., machine: _Optional[_Union[Machine, _Mapping]] = ..., jobs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RegisterAck(_message.Message):
     __slots__ = ("protocol", "node_id", "session_id", "session_token", "resumed", "received", "heartbeat_s", "keep", "drop", "ended")
@@ -207,7 +215,7 @@ class SessionEnd(_message.Message):
     def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., hint: _Optional[str] = ..., retry: _Optional[bool] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("uptime_s", "tasks", "bytes_up", "bytes_down", "intent", "held_versions", "machine")
+    __slots__ = ("uptime_s", "tasks", "bytes_up", "bytes_down", "intent", "held_versions", "intent_reason", "machine")
     class HeldVersionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -221,6 +229,7 @@ class Heartbeat(_message.Message):
     BYTES_DOWN_FIELD_NUMBER: _ClassVar[int]
     INTENT_FIELD_NUMBER: _ClassVar[int]
     HELD_VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    INTENT_REASON_FIELD_NUMBER: _ClassVar[int]
     MACHINE_FIELD_NUMBER: _ClassVar[int]
     uptime_s: int
     tasks: _containers.RepeatedCompositeFieldContainer[TaskInHand]
@@ -228,8 +237,9 @@ class Heartbeat(_message.Message):
     bytes_down: int
     intent: str
     held_versions: _containers.ScalarMap[str, int]
+    intent_reason: str
     machine: Machine
-    def __init__(self, uptime_s: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[TaskInHand, _Mapping]]] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., intent: _Optional[str] = ..., held_versions: _Optional[_Mapping[str, int]] = ..., machine: _Optional[_Union[Machine, _Mapping]] = ...) -> None: ...
+    def __init__(self, uptime_s: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[TaskInHand, _Mapping]]] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., intent: _Optional[str] = ..., held_versions: _Optional[_Mapping[str, int]] = ..., intent_reason: _Optional[str] = ..., machine: _Optional[_Union[Machine, _Mapping]] = ...) -> None: ...
 
 class HeartbeatAck(_message.Message):
     __slots__ = ("next_s",)

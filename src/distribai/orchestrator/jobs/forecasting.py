@@ -1,0 +1,153 @@
+"""Forecasts of jobs on the machines that are here, and what became of them.
+
+Nothing is decided with these: they are for people who choose a recipe. What machines reached in
+training is their own report.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from distribai.core.forecast import Forecast, Known, Overhead, fastest, forecast, overhead_of
+from distribai.core.needs import lacks
+from distribai.core.pace import FLOPS_PER_WEIGHT
+from distribai.core.phases import Measured, RoundTimes, TaskTimes, measure
+from distribai.core.plain import to_plain
+from distribai.core.plan import needs_of, parameter_count
+from distribai.core.proposal import Proposal, propose
+from distribai.core.spec import JobSpec
+from distribai.core.states import RoundState
+from distribai.orchestrator.context import Grid
+from distribai.orchestrator.rounds.opening import devices_of
+from distribai.orchestrator.rounds.tasks import spec_of
+from distribai.store.engine import AnyRow, Tx
+from distribai.store.statements import fleet, jobs, work
+
+ROUNDS = 100
+"""The latest rounds of a job that its phases are told of."""
+
+OF_A_DEVICE = 5
+"""Latest rounds of a job that a device's speed is the median of."""
+
+LIKE = 2.0
+"""Jobs up to so many times larger or smaller have about the same overhead."""
+
+
+async def plan_with(
+    grid: Grid, spec: JobSpec, nodes: int | None = None
+) -> tuple[Forecast, Proposal]:
+    """What a valid spec would be like here, and better settings; on exactly ``nodes`` devices if
+    given."""
+    async with grid.db.read() as tx:
+        machines = fastest(spec, await machines_for(tx, spec))
+        overhead = await _overhead(tx, spec)
+    if nodes is not None:
+        spec = replace(spec, workers_min=nodes, workers_max=nodes)
+    found = forecast(spec, machines, overhead)
+    return found, await asyncio.to_thread(propose, spec, machines, overhead)
+
+
+async def forecast_for(tx: Tx, spec: JobSpec, figures: Mapping[str, Any]) -> Forecast:
+    """The forecast of a job whose data set is prepared, with its ``figures``."""
+    held_out = int(figures["held_out_sequences"])
+    machines = fastest(spec, await machines_for(tx, spec))
+    return forecast(spec, machines, await _overhead(tx, spec), held_out)
+
+
+async def renew(tx: Tx, job: AnyRow) -> None:
+    """Forecast a job whose row is locked anew, with the machines that are here now."""
+    data = await jobs.dataset(tx, job.dataset_key)
+    assert data is not None, "jobs.dataset_key refers to it"
+    found = await forecast_for(tx, spec_of(job), data.figures)
+    await jobs.change(tx, job.id, plan={**job.plan, "forecast": to_plain(found)})
+
+
+async def machines_for(tx: Tx, spec: JobSpec) -> list[Known]:
+    """What is known of the devices that may work for a job now, however small or slow."""
+    reached = await _reached(tx, parameter_count(spec))
+    needs, found = needs_of(spec), []
+    for node in await fleet.able_nodes(tx):
+        machine = node.machine or {}
+        devices = devices_of(node)
+        for device in devices:
+            if spec.resources.device not in ("any", device.type) or lacks(needs, device.has):
+                continue
+            found.append(
+                Known(
+                    node_id=node.id,
+                    device=device.index,
+                    operations_per_s=reached.get((node.id, device.index), 0.0),
+                    gflops=device.has.gflops,
+                    up_mbps=machine.get("link_up_mbps", 0.0) / len(devices),
+                    down_mbps=machine.get("link_mbps", 0.0) / len(devices),
+                    memory_mb=device.memory_mb,
+                    month_left=machine["month_left"] if machine.get("month_bytes") else None,
+                )
+            )
+    return found
+
+
+async def measured(tx: Tx, job_id: str) -> Measured | None:
+    """Where the time of a job's latest rounds went."""
+    last = await work.latest_round(tx, job_id)
+    if last is None:
+        return None
+    since = last.number - ROUNDS
+    opened = [
+        r
+        for r in await work.rounds_of(tx, job_id, (since, -1))
+        if r.state != RoundState.ABANDONED.value
+    ]
+    times = [
+        RoundTimes(r.number, r.opened_at, after.opened_at if after else r.closed_at, len(r.members))
+        for r, after in itertools.zip_longest(opened, opened[1:])
+        if r.state == RoundState.MERGED.value
+    ]
+    tasks = [
+        TaskTimes(
+            t.round,
+            t.outcome["metrics"].get("seconds", 0.0),
+            t.outcome["metrics"].get("download_seconds", 0.0),
+            t.outcome["metrics"].get("upload_seconds", 0.0),
+        )
+        for t in await work.accepted_since(tx, job_id, since)
+    ]
+    return measure(times, tasks)
+
+
+async def _overhead(tx: Tx, spec: JobSpec) -> Overhead:
+    """Of the youngest job of about the same size that has some rounds on record."""
+    parameters = parameter_count(spec)
+    for job in await jobs.latest_with_rounds(tx):
+        if not 1 / LIKE <= job.parameters / parameters <= LIKE:
+            continue
+        found = await measured(tx, job.id)
+        if found is not None:
+            return overhead_of(spec, found.overhead_s)
+    return overhead_of(spec, None)
+
+
+async def _reached(tx: Tx, parameters: int) -> dict[tuple[str, int], float]:
+    """Operations a second that devices reached in training, by (node, device): the median of the
+    latest tasks in the job that is nearest in size, the youngest of several."""
+    found: dict[tuple[str, int], float] = {}
+
+    def distance(job: AnyRow) -> float:
+        return float(max(job.parameters / parameters, parameters / job.parameters))
+
+    for job in sorted(await jobs.latest_with_rounds(tx), key=distance):
+        rates: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
+        for task in await work.accepted_since(tx, job.id, job.version - OF_A_DEVICE):
+            tokens, seconds = task.outcome["tokens"], task.outcome["metrics"].get("seconds", 0.0)
+            if tokens > 0 and seconds > 0:
+                rate = FLOPS_PER_WEIGHT * job.parameters * tokens / seconds
+                rates[task.node_id, task.device].append(rate)
+        for key, of_device in rates.items():
+            found.setdefault(key, statistics.median(of_device))
+    return found

@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distribai.core.forecast import (
+    FORWARD,
+    MOST_MACHINES,
+    TYPICAL,
+    Forecast,
+    Known,
+    Overhead,
+    duration,
+    fastest,
+    forecast,
+    overhead_of,
+)
+from distribai.core.pace import EFFICIENCY, FLOPS_PER_WEIGHT
+from distribai.core.plain import from_plain, to_plain
+from distribai.core.plan import STATE_BYTES, parameter_count, plan
+from distribai.core.spec import JobSpec
+from distribai.core.traffic import MBPS
+from tests.core.test_plan import make_spec
+
+NOTHING = Overhead(0.0, "measured")
+
+
+def operations(spec: JobSpec) -> float:
+    return float(FLOPS_PER_WEIGHT * parameter_count(spec) * spec.batch * spec.seq_len)
+
+
+def known(spec: JobSpec, step_s: float, round_s: float, **more: object) -> Known:
+    """A device whose step takes ``step_s`` and whose bytes of a round ``round_s`` each way."""
+    whole = plan(spec, parameter_count(spec), 1)
+    line = {
+        "up_mbps": whole.bytes_up / whole.rounds / MBPS / round_s,
+        "down_mbps": whole.bytes_down / whole.rounds / MBPS / round_s,
+    }
+    return Known(**{"node_id": "a", **line, **more}, operations_per_s=operations(spec) / step_s)  # type: ignore[arg-type]
+
+
+def test_one_machine_computes_while_it_does_not_move_bytes_or_wait() -> None:
+    spec = make_spec(rounds__inner_steps=100)
+    found = forecast(spec, [known(spec, 0.5, 10.0)], Overhead(5.0, "measured"))
+    (node,) = found.nodes
+    assert (node.download_s, node.compute_s, node.upload_s) == pytest.approx((10, 50, 10))
+    assert node.waiting_s == pytest.approx(5)
+    assert found.round_s == pytest.approx(75)
+    assert found.compute_share == pytest.approx(50 / 75)
+    assert found.hours == pytest.approx(10 * 75 / 3600)
+    assert found.memory_bytes >= STATE_BYTES * parameter_count(spec)
+    assert found.bytes_up == plan(spec, parameter_count(spec), 1).bytes_up
+    assert (found.assumed, node.why_slow) == ((), "")
+
+
+def test_a_slower_machine_does_fewer_steps_and_is_there_at_the_same_time() -> None:
+    spec = make_spec(rounds__inner_steps=100)
+    machines = [known(spec, 0.5, 10.0), known(spec, 1.0, 5.0, node_id="b")]
+    fast, slow = forecast(spec, machines, NOTHING).nodes
+    assert (fast.inner_steps, slow.inner_steps) == (100, 60)
+    assert slow.waiting_s == pytest.approx(0.0)
+    assert slow.why_slow == ""
+
+
+def test_machines_that_are_too_slow_are_named_with_the_reason() -> None:
+    spec = make_spec(rounds__inner_steps=100, resources__memory_mb=1000)
+    fine = [known(spec, 0.5, 5.0, node_id=f"fine{i}") for i in range(4)]
+    odd = [
+        known(spec, 0.5, 100.0, node_id="modem"),
+        known(spec, 0.5, 25.0, node_id="village"),
+        known(spec, 10.0, 5.0, node_id="watch"),
+        known(spec, 0.5, 5.0, node_id="small", memory_mb=999),
+        known(spec, 0.5, 5.0, node_id="thrifty", month_left=spec.round_count * 100),
+    ]
+    found = forecast(spec, [*odd, *fine], NOTHING)
+    why = {n.node_id: n.why_slow for n in found.nodes}
+    assert why["modem"].startswith("link: a round's bytes take it 3.3 min")
+    assert why["village"].startswith("link: it moves bytes for 50 s of a round")
+    assert why["watch"] == "speed: a step takes it 10 s; in the others' round it does 5 of 100"
+    assert why["small"] == "memory: it has 999 MB, and a task needs 1000 MB"
+    assert why["thrifty"] == "month: what its owner still gives lasts for 0 of 10 rounds"
+    assert {why[n.node_id] for n in fine} == {""}
+    by_id = {n.node_id: n for n in found.nodes}
+    assert by_id["modem"].inner_steps == by_id["small"].inner_steps == 0
+
+
+def test_without_machines_typical_homes_are_assumed_and_it_says_so() -> None:
+    spec = make_spec(workers_min=3)
+    found = forecast(spec, [], overhead_of(spec, None), held_out=0)
+    assert len(found.nodes) == 3
+    assert found.nodes[0].up_mbps == TYPICAL.up_mbps
+    assert found.nodes[0].step_s == pytest.approx(operations(spec) / TYPICAL.operations_per_s)
+    assert found.assumed[0].startswith("no node is here yet; typical homes are assumed: 10 Mbit/s")
+    assert "merging, evaluating" in found.assumed[1]
+
+
+def test_what_is_guessed_is_said_for_each_kind_of_guess() -> None:
+    spec = make_spec(workers_min=3)
+    machines = [
+        Known("a", gflops=100.0, up_mbps=1.0, down_mbps=1.0),
+        Known("b", operations_per_s=1e9),
+    ]
+    found = forecast(spec, machines, overhead_of(spec, 1.0))
+    assert [text.split(";")[0] for text in found.assumed] == [
+        "1 more must come",
+        "1 of 2 nodes has moved too little to know its link",
+        "1 of 2 nodes has never trained here",
+    ]
+    a = next(n for n in found.nodes if n.node_id == "a")
+    assert a.step_s == pytest.approx(operations(spec) / (1e11 * EFFICIENCY))
+
+
+def test_evaluating_costs_what_its_batches_take_shared_by_all() -> None:
+    spec = make_spec(rounds__inner_steps=60)
+    machine = known(spec, 1.0, 1.0)
+    base = overhead_of(spec, None).seconds
+    one = forecast(spec, [machine], overhead_of(spec, None), held_out=10**6)
+    assert one.overhead_s == pytest.approx(base + 30 * FORWARD)
+    two = forecast(spec, [machine, replace(machine, node_id="b")], overhead_of(spec, None), 8)
+    assert two.overhead_s == pytest.approx(base + FORWARD / 2)
+
+
+def test_the_fastest_take_part_where_there_are_too_many() -> None:
+    spec = make_spec(workers_max=2)
+    machines = [known(spec, s, 1.0, node_id=f"n{s}") for s in (3.0, 1.0, 2.0)]
+    assert [n.node_id for n in forecast(spec, machines, NOTHING).nodes] == ["n1.0", "n2.0"]
+
+
+def test_of_very_many_machines_the_fastest_are_looked_at() -> None:
+    spec = make_spec()
+    many = [known(spec, 1.0 + i, 1.0, node_id=f"n{i}") for i in range(MOST_MACHINES + 5)]
+    chosen = fastest(spec, many[::-1])
+    assert {m.node_id for m in chosen} == {f"n{i}" for i in range(MOST_MACHINES)}
+    assert fastest(spec, many[:3]) == many[:3]
+
+
+def test_a_forecast_survives_being_stored() -> None:
+    found = forecast(make_spec(), [Known("a")], NOTHING)
+    assert from_plain(Forecast, to_plain(found)) == found
+
+
+MACHINES = st.builds(
+    Known,
+    node_id=st.sampled_from("abcdef"),
+    operations_per_s=st.floats(1e6, 1e14),
+    up_mbps=st.floats(0.01, 1e4),
+    down_mbps=st.floats(0.01, 1e4),
+    memory_mb=st.sampled_from([0, 0, 100, 10**6]),
+    month_left=st.none() | st.integers(0, 10**12),
+)
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.lists(MACHINES, max_size=8),
+    st.integers(1, 500),
+    st.floats(0, 100),
+    st.floats(0.05, 1.0),
+)
+def test_no_forecast_contradicts_itself(
+    machines: list[Known], inner: int, rest: float, quorum: float
+) -> None:
+    spec = make_spec(rounds__inner_steps=inner, rounds__quorum=quorum)
+    found = forecast(spec, machines, Overhead(rest, "measured"))
+    assert 0.0 <= found.compute_share <= 1.0
+    assert found.round_s > 0
+    for node in found.nodes:
+        assert 0 <= node.inner_steps <= inner
+        assert node.waiting_s >= 0
+        assert 0 <= node.compute_share <= 1
+        if node.inner_steps < inner and not node.why_slow.startswith(("link", "speed", "memory")):
+            least = spec.rounds.min_inner_steps * inner
+            assert node.inner_steps >= min(least, inner) - 1
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.floats(0.1, 100), st.floats(1.0, 10.0))
+def test_a_faster_line_never_lowers_the_share(mbps: float, faster: float) -> None:
+    spec = make_spec()
+    slow = Known("a", operations_per_s=1e12, up_mbps=mbps, down_mbps=mbps)
+    fast = dataclasses.replace(slow, up_mbps=mbps * faster)
+    before, after = (forecast(spec, [m], NOTHING).compute_share for m in (slow, fast))
+    assert after >= before - 1e-12
+
+
+def test_seconds_are_told_for_people() -> None:
+    told = [duration(s) for s in (0.034, 1.25, 12.3, 130, 7500, 90_000, 10**6)]
+    assert told == ["0.034 s", "1.2 s", "12 s", "2.2 min", "2.1 h", "25 h", "12 days"]

@@ -1,0 +1,123 @@
+"""What jobs are expected to be like, what became of it, and who may see which machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from distribai.core.devices import Machine, Speed
+from distribai.core.forecast import FLOPS_PER_WEIGHT
+from distribai.core.people import Principal
+from distribai.core.plan import parameter_count
+from distribai.orchestrator.fleet.liveness import flush
+from distribai.orchestrator.fleet.queries import list_nodes
+from distribai.orchestrator.fleet.why import why_node
+from distribai.orchestrator.jobs import queries
+from distribai.orchestrator.jobs.forecasting import plan_with
+from distribai.orchestrator.people import sight
+from distribai.wire.machines import machine_to_wire
+from tests.orchestrator.harness import FakeNode, World
+
+MACHINE = Machine(
+    memory_mb=8000,
+    link_mbps=40.0,
+    link_up_mbps=8.0,
+    speeds=(Speed(0, 100.0, 10.0),),
+    month_bytes=10**9,
+    month_left=10**6,
+)
+
+
+async def told(world: World, name: str) -> FakeNode:
+    node = await world.node(name)
+    await node.heartbeat(machine=machine_to_wire(MACHINE))
+    await flush(world.grid)
+    return node
+
+
+async def train(world: World, job_id: str) -> None:
+    """Every turn takes ten seconds, of which a task computes six, fetches one and sends two."""
+    phases = {"seconds": 6.0, "download_seconds": 1.0, "upload_seconds": 2.0}
+    for _ in range(60):
+        await world.settle()
+        if (await queries.show_job(world.grid, job_id)).state == "completed":
+            return
+        world.time.now += 10.0
+        for node in world.nodes:
+            for task in list(node.tasks.values()):
+                outcome = await node.outcome(task)
+                if task.phase == "train":
+                    outcome = replace(outcome, metrics={**outcome.metrics, **phases})
+                await node.report(outcome)
+    raise AssertionError("the job does not end")
+
+
+async def test_a_plan_uses_what_nodes_have_measured_and_says_what_is_guessed(world: World) -> None:
+    node = await told(world, "a")
+    found, better = await plan_with(world.grid, await world.spec())
+    (own,) = found.nodes
+    assert (own.node_id, own.up_mbps, own.down_mbps) == (node.id, 8.0, 40.0)
+    assert (own.step_basis, own.link_basis) == ("benchmark", "measured")
+    assert "never trained here" in found.assumed[0]
+    assert better.forecast.nodes
+    three, _ = await plan_with(world.grid, await world.spec(), nodes=3)
+    assert [n.node_id for n in three.nodes].count("") == 2
+
+
+async def test_without_nodes_the_plan_says_that_it_assumes_typical_ones(world: World) -> None:
+    found, _ = await plan_with(world.grid, await world.spec(workers_min=2))
+    assert len(found.nodes) == 2
+    assert found.assumed[0].startswith("no node is here yet; typical homes are assumed")
+
+
+async def test_a_job_tells_its_forecast_and_then_what_became_of_it(any_world: World) -> None:
+    world = any_world
+    await told(world, "a")
+    spec = await world.spec()
+    job_id = await world.job(spec)
+    shown = await queries.show_job(world.grid, job_id)
+    assert shown.forecast is not None
+    assert "forecast" not in shown.plan
+    assert shown.measured is None
+    await train(world, job_id)
+    measured = (await queries.show_job(world.grid, job_id)).measured
+    assert measured is not None
+    assert measured.rounds == 2, "the first one does not count"
+    assert (measured.compute_s, measured.download_s, measured.upload_s) == (6.0, 1.0, 2.0)
+    assert measured.compute_share == pytest.approx(6.0 / measured.round_s)
+    after, _ = await plan_with(world.grid, spec)
+    (node,) = after.nodes
+    assert node.step_basis == "measured"
+    tokens = spec.rounds.inner_steps * spec.batch * spec.seq_len
+    rate = FLOPS_PER_WEIGHT * parameter_count(spec) * tokens / 6.0
+    assert node.step_s == pytest.approx(6.0 / spec.rounds.inner_steps), rate
+    assert after.overhead_s == pytest.approx(measured.overhead_s)
+    assert after.assumed == ()
+
+
+async def test_others_machines_have_no_name_in_a_plan(world: World) -> None:
+    node = await told(world, "a")
+    found, _ = await plan_with(world.grid, await world.spec())
+    stranger = Principal("account", "", "acc_stranger", "stranger", "key_x", {}, frozenset())
+    seen = await sight.forecast_for(world.grid, stranger, found)
+    assert [n.node_id for n in seen.nodes] == [""]
+    owner = replace(stranger, account_id=(await list_nodes(world.grid))[0].account_id)
+    seen = await sight.forecast_for(world.grid, owner, found)
+    assert [n.node_id for n in seen.nodes] == [node.id]
+
+
+async def test_a_node_that_rests_is_listed_and_asked_with_its_own_words(any_world: World) -> None:
+    world = any_world
+    node = await world.node("a")
+    await node.heartbeat("pause", intent_reason="its month is used up\x1b[31m")
+    await flush(world.grid)
+    (record,) = await list_nodes(world.grid)
+    assert record.intent == "pause"
+    assert record.intent_reason.startswith("its month is used up")
+    assert "\x1b" not in record.intent_reason
+    (reason,) = (await why_node(world.grid, node.id)).reasons
+    assert reason.text.startswith("It is paused: its month is used up")
+    await node.heartbeat("contribute")
+    await flush(world.grid)
+    assert (await list_nodes(world.grid))[0].intent_reason == ""
