@@ -1,7 +1,7 @@
 """A node says why it takes no tasks.
 
-Revision ID: 0008
-Revises: 0007
+Revision ID: 0009
+Revises: 0008
 """
 
 from __future__ import annotations
