@@ -1,7 +1,8 @@
 """Virtual nodes for the control benchmark: the wire protocol, and no work.
 
-A node takes whatever it is given. A sample (``generate``) it hands in at once: a few bytes of text
-are an answer that the orchestrator accepts. Anything else it keeps for ever, as a node that trains.
+A node takes whatever it is given. A sample (``generate``) and a held-out loss (``evaluate``) it
+hands in at once: a few bytes are an answer that the orchestrator accepts. What is to be trained it
+keeps for ever.
 """
 
 from __future__ import annotations
@@ -38,7 +39,13 @@ class VirtualNode:
         self._name, self._invite, self._told = f"virtual-{index}", invite, told
         self._channel: Channel[pb.NodeMessage] = Channel()
         self._session = ""
+        self._hand: dict[str, int] = {}
         self.registered = False
+
+    @property
+    def tasks(self) -> int:
+        """Tasks in hand."""
+        return len(self._hand)
 
     def begin(self) -> None:
         """A new stream is about to begin."""
@@ -62,9 +69,11 @@ class VirtualNode:
 
     def heartbeat(self) -> pb.NodeMessage:
         """What a node says every few seconds."""
-        return pb.NodeMessage(
-            ack=self._channel.received, heartbeat=pb.Heartbeat(intent="contribute")
-        )
+        beat = pb.Heartbeat(intent="contribute", tasks=self._in_hand())
+        return pb.NodeMessage(ack=self._channel.received, heartbeat=beat)
+
+    def _in_hand(self) -> list[pb.TaskInHand]:
+        return [pb.TaskInHand(task_id=t, attempt=a, device=0) for t, a in self._hand.items()]
 
     def _hello(self, challenge: pb.Challenge) -> pb.RegisterSession:
         return pb.RegisterSession(
@@ -78,6 +87,7 @@ class VirtualNode:
             resume_session=self._session,
             received=self._channel.received,
             intent="contribute",
+            tasks=self._in_hand(),
         )
 
     def _enter(self, ack: pb.RegisterAck) -> list[pb.NodeMessage]:
@@ -89,13 +99,18 @@ class VirtualNode:
         return [self._numbered(seq, body) for seq, body in self._channel.unacked()]
 
     def _work(self, message: pb.TaskAssign) -> list[pb.NodeMessage]:
-        task, _ = convert.assignment_from_wire(message)
-        accept = pb.TaskAccept(task_id=task.task_id, attempt=task.attempt, accepted=True)
-        if task.phase != "generate":
+        # The fields that are needed: reading a spec strictly takes a node milliseconds, and here
+        # it would be the orchestrator's core that pays.
+        key = (message.task_id, message.attempt)
+        accept = pb.TaskAccept(task_id=key[0], attempt=key[1], accepted=True)
+        if message.phase == "train":
+            self._hand[message.task_id] = message.attempt
             return [self._say(pb.NodeMessage(task_accept=accept))]
-        outcome = Outcome(
-            task.task_id, task.attempt, "done", base_hash=task.base.weights_hash, text="x"
-        )
+        base = message.base.weights_hash
+        if message.phase == "evaluate":
+            outcome = Outcome(*key, "done", base_hash=base, metrics={"held_out_loss": 5.0})
+        else:
+            outcome = Outcome(*key, "done", base_hash=base, text="x")
         result = convert.outcome_to_wire(outcome, signing.sign_outcome(self._key, outcome))
         return [
             self._say(pb.NodeMessage(task_accept=accept)),
@@ -161,6 +176,11 @@ class Connected:
     def registered(self) -> bool:
         """Whether an orchestrator has let it in."""
         return self._node.registered
+
+    @property
+    def tasks(self) -> int:
+        """Tasks that it holds."""
+        return self._node.tasks
 
     async def stop(self) -> None:
         """End the stream."""

@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -21,6 +21,7 @@ from sqlalchemy import make_url
 
 from bench import _crowd
 from distribai import spawn
+from distribai.testing.proxy import Proxy
 from distribai.wire import joinlink
 
 CAP_S = 600.0
@@ -84,7 +85,8 @@ def _replica(root: Path, database: str, index: int, others: Sequence[Replica]) -
 
 
 class Client:
-    """A process with virtual nodes, spread over ``addresses``, that reconnect by themselves."""
+    """A process with virtual nodes, spread over ``addresses``, that reconnect by themselves. Their
+    connections pass through proxies, which :meth:`storm` cuts."""
 
     def __init__(self, addresses: Sequence[str], invite: str) -> None:
         context = multiprocessing.get_context("spawn")
@@ -110,6 +112,15 @@ class Client:
         found: list[float] = self._call(("away", count))
         return found
 
+    def working(self, count: int) -> None:
+        """Wait until that many tasks are in the nodes' hands."""
+        self._call(("working", count))
+
+    def storm(self, count: int) -> list[float]:
+        """Break every connection at the same moment; then as :meth:`away`."""
+        found: list[float] = self._call(("storm", count))
+        return found
+
     def _call(self, what: tuple[str, int]) -> Any:
         self._pipe.send(what)
         if not self._pipe.poll(CAP_S):
@@ -122,20 +133,38 @@ def _client_child(pipe: Connection, addresses: list[str], invite: str) -> None:
 
 
 async def _client(pipe: Connection, addresses: list[str], invite: str) -> None:
-    shared = [[_crowd.channel(a) for a in addresses] for _ in range(SHARED_CHANNELS)]
-    nodes: list[_crowd.Connected] = []
-    while True:
-        what, count = await asyncio.to_thread(pipe.recv)
-        while len(nodes) < count:
-            for _ in range(min(BATCH, count - len(nodes))):
-                index = len(nodes)
-                node = _crowd.VirtualNode(index, invite, lambda _task, _at: None)
-                nodes.append(_crowd.Connected(node, shared[index % len(shared)], index))
-            await registered(nodes)
-        if what == "away":
-            await asyncio.sleep(1.0)  # until whoever lost its stream knows
-            await registered(nodes)
-        pipe.send([seconds for node in nodes for seconds in node.away])
+    async with AsyncExitStack() as stack:
+        proxies = []
+        for address in addresses:
+            host, _, port = address.rpartition(":")
+            proxies.append(await stack.enter_async_context(Proxy(host, int(port))))
+        ports = [f"127.0.0.1:{p.port}" for p in proxies]
+        shared = [[_crowd.channel(p) for p in ports] for _ in range(SHARED_CHANNELS)]
+        nodes: list[_crowd.Connected] = []
+        while True:
+            what, count = await asyncio.to_thread(pipe.recv)
+            while len(nodes) < count:
+                for _ in range(min(BATCH, count - len(nodes))):
+                    index = len(nodes)
+                    node = _crowd.VirtualNode(index, invite, lambda _task, _at: None)
+                    nodes.append(_crowd.Connected(node, shared[index % len(shared)], index))
+                await registered(nodes)
+            if what == "working":
+                await _working(nodes, count)
+            if what == "storm":
+                for proxy in proxies:
+                    proxy.cut()
+                    proxy.heal()
+            if what in ("storm", "away"):
+                await asyncio.sleep(1.0)  # until whoever lost its stream knows
+                await registered(nodes)
+            pipe.send([seconds for node in nodes for seconds in node.away])
+
+
+async def _working(nodes: Sequence[_crowd.Connected], count: int) -> None:
+    async with asyncio.timeout(CAP_S):
+        while sum(n.tasks for n in nodes) < count:  # noqa: ASYNC110  # thousands of conditions
+            await asyncio.sleep(0.1)
 
 
 @contextmanager

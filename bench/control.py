@@ -12,6 +12,8 @@ at once. So there is always idle capacity, and every figure is the orchestrator'
   it takes while they are silent.
 - **Streams.** Memory of an orchestrator process by the streams that it holds, over real gRPC,
   beside that of a bare echo server on the same library.
+- **Storm.** Every one of these nodes holds a task when all connections break at the same moment:
+  how long they are away, and how many tasks did not stay with their node under their attempt.
 - **Replicas.** Three orchestrator processes and their PostgreSQL against one, by assignments a CPU
   second of all of them; then one of the three is killed: how long its nodes are away.
 """
@@ -229,8 +231,12 @@ async def _core_share() -> float:
 
 
 def _streams(args: argparse.Namespace, root: Path, database: str, _pid: int) -> dict[str, Any]:
-    with _processes.replicas(root, database, 1) as (replica,):
-        ours = _memory_by_stream(replica.process.pid, args.streams, replica.grpc, replica.invite)
+    with (
+        _processes.replicas(root, database, 1) as (replica,),
+        _processes.Client([replica.grpc], replica.invite) as client,
+    ):
+        ours = _memory_by_stream(replica.process.pid, args.streams, client)
+        storm = _storm(args.streams, replica, client)
     context = multiprocessing.get_context("spawn")
     pipe, end = context.Pipe()
     echo = context.Process(target=_echo_child, args=(end,), daemon=True)
@@ -238,20 +244,56 @@ def _streams(args: argparse.Namespace, root: Path, database: str, _pid: int) -> 
     try:
         assert echo.pid is not None
         address = pipe.recv()
-        bare = _memory_by_stream(echo.pid, args.streams, address, "")
+        with _processes.Client([address], "") as client:
+            bare = _memory_by_stream(echo.pid, args.streams, client)
     finally:
         echo.kill()
         echo.join()
-    return {"kb_per_stream": ours, "kb_per_stream_echo": bare}
+    return {"kb_per_stream": ours, "kb_per_stream_echo": bare, **storm}
 
 
-def _memory_by_stream(pid: int, streams: int, address: str, invite: str) -> float:
+def _memory_by_stream(pid: int, streams: int, client: _processes.Client) -> float:
     """kB of resident memory of a server process by stream, its first fifty aside."""
-    with _processes.Client([address], invite) as client:
-        client.connect(50)
-        before = _resident(pid)
-        client.connect(streams)
-        return (_resident(pid) - before) / KB / (streams - 50)
+    client.connect(50)
+    before = _resident(pid)
+    client.connect(streams)
+    return (_resident(pid) - before) / KB / (streams - 50)
+
+
+def _storm(streams: int, replica: _processes.Replica, client: _processes.Client) -> dict[str, Any]:
+    """Break all connections while every node has a task."""
+    slots = min(streams, ROUND)
+    job = asyncio.run(_begin_round(replica, slots))
+    client.working(slots)
+    cpu = _cpu_of([replica.process.pid])
+    away = sorted(client.storm(streams))
+    return {
+        "storm_streams": len(away),
+        "storm_p50_s": statistics.median(away),
+        "storm_recovery_s": away[-1],
+        "storm_cpu_s": _cpu_of([replica.process.pid]) - cpu,
+        "storm_lost_tasks": asyncio.run(_lost(replica, job, slots)),
+    }
+
+
+async def _begin_round(replica: _processes.Replica, slots: int) -> str:
+    async with AsyncClient(replica.url, replica.token) as client:
+        job = (await client.send(calls.create_job(_spec(slots), "storm"))).id
+        await client.send(calls.accept(job))
+        return job
+
+
+async def _lost(replica: _processes.Replica, job: str, slots: int) -> int:
+    """Training tasks of a job that are not with a node under their first attempt."""
+    kept, cursor = 0, ""
+    async with AsyncClient(replica.url, replica.token) as client:
+        while True:
+            page = await client.send(calls.tasks(job, 200, cursor))
+            trained = [t for t in page.items if t.phase == "train"]
+            kept += sum(t.state == "leased" and t.attempt == 1 and not t.causes for t in trained)
+            cursor = page.next_cursor
+            if not cursor:
+                return slots - kept
 
 
 def _resident(pid: int) -> float:
@@ -331,12 +373,14 @@ async def _ask(replicas: Sequence[_processes.Replica], wanted: int, at_once: int
         await asyncio.gather(*(worker() for _ in range(at_once)))
 
 
-def _cpu_of(processes: Sequence[int], postgres: int) -> float:
+def _cpu_of(processes: Sequence[int], postgres: int | None = None) -> float:
     """CPU seconds of the orchestrators and of PostgreSQL with all its children so far."""
     total = 0.0
     for pid in processes:
         times = psutil.Process(pid).cpu_times()
         total += times.user + times.system
+    if postgres is None:
+        return total
     server = psutil.Process(postgres)
     times = server.cpu_times()
     total += times.user + times.system + times.children_user + times.children_system

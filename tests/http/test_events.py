@@ -110,7 +110,8 @@ class Serving:
     async def happens(self, *kinds: str, job: str = "", node: str = "") -> None:
         async with self.world.grid.db.write() as tx:
             for kind in kinds:
-                await outbox.append(tx, kind, job_id=job, node_id=node, data={"text": "a\nb\u2028"})
+                told = outbox.Change(kind, job, node_id=node, data={"text": "a\nb\u2028"})
+                await outbox.append(tx, [told])
         self.world.grid.wake.set()
 
 

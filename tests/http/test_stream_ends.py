@@ -28,7 +28,7 @@ async def town(tmp_path: Path) -> AsyncIterator[Town]:
 
 async def happens(town: Town, job: str) -> None:
     async with town.world.grid.db.write() as tx:
-        await outbox.append(tx, "job.paused", job_id=job, data={})
+        await outbox.append(tx, [outbox.Change("job.paused", job)])
     town.world.grid.wake.set()
 
 

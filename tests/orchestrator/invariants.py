@@ -107,7 +107,7 @@ def _check_takes(history: list[str], takes: list[AnyRow]) -> None:
         parts[-1].append(state)
     # A job's own end abandons its round without an event of the round.
     for row, part in zip(takes, parts, strict=True):
-        states = [RoundState(s) for s in part]
+        states = [RoundState(s) for s in part if s in {*RoundState}]
         if row.state == RoundState.ABANDONED and states[-1] != RoundState.ABANDONED:
             states.append(RoundState.ABANDONED)
         _follows(ROUND, states, RoundState(row.state))

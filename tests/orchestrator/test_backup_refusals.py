@@ -215,11 +215,8 @@ async def test_a_claim_of_a_blob_that_was_never_uploaded_spoils_no_backup(
 ) -> None:
     _, (node, *_) = await started(world, "a")
     async with world.grid.db.write() as tx:
-        await outbox.append(
-            tx,
-            "x",
-            data={"delta": {"sha256": "f" * 64, "size": 7}, "y": {"sha256": "../..", "size": 1}},
-        )
+        claims = {"delta": {"sha256": "f" * 64, "size": 7}, "y": {"sha256": "../..", "size": 1}}
+        await outbox.append(tx, [outbox.Change("x", data=claims)])
     saved = await back_up(settings_of(world), tmp_path / "backup")
     assert saved.manifest.lost == ()
     assert to_plain(await check_backup(tmp_path / "backup")) == to_plain(saved.manifest)

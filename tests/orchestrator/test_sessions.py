@@ -309,9 +309,9 @@ async def test_progress_that_ends_while_it_is_written_hurts_nothing(
     session.heard = True
     written = []
 
-    async def write(tx: object, task_id: str, *_: object) -> None:
-        session.progress.pop(task_id)  # its result came in meanwhile
-        written.append(task_id)
+    async def write(_tx: object, reports: list[dict[str, str]]) -> None:
+        session.progress.clear()  # the results came in meanwhile
+        written.extend(report["task"] for report in reports)
 
     monkeypatch.setattr(leases, "write_progress", write)
     await flush(world.grid)

@@ -63,7 +63,7 @@ class Hooked:
     async def happens(self, *kinds: str, job: str = "") -> None:
         async with self.grid.db.write() as tx:
             for kind in kinds:
-                await outbox.append(tx, kind, job_id=job, data={"n": 1})
+                await outbox.append(tx, [outbox.Change(kind, job, data={"n": 1})])
 
     async def settle(self) -> None:
         for _ in range(50):

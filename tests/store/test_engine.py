@@ -241,7 +241,7 @@ async def test_a_clock_that_was_set_back_between_two_starts_does_not_take_time_b
     database = Database(url)
     await migrate(database)
     async with database.write() as tx:
-        await outbox.append(tx, "job.submitted")
+        await outbox.append(tx, [outbox.Change("job.submitted")])
         stored = tx.now
     await database.close()
     real = time.time

@@ -55,18 +55,19 @@ async def work_db(db: Database) -> Database:
                 last_heard_at=0.0,
             )
         )
-        for i in range(3):
-            await work.add_task(
-                tx, id=f"t{i}", job_id="j", round=0, take=0, phase="train", samples=[]
-            )
+        await work.add_tasks(tx, "j", [row_of(f"t{i}") for i in range(3)])
     return db
 
 
+def row_of(task_id: str) -> dict[str, Any]:
+    return {"id": task_id, "round": 0, "take": 0, "phase": "train", "samples": []}
+
+
 async def lease(db: Database, task: str, device: int = 0, **times: float) -> Any:
+    wanted = leases.Wanted(task, "n", device, times.get("deadline", 3600.0))
     async with db.write() as tx:
-        return await leases.lease_task(
-            tx, task, "n", device, times.get("lease", 50.0), times.get("deadline", 3600.0)
-        )
+        rows = await leases.lease_tasks(tx, [wanted], times.get("lease", 50.0))
+    return rows[0] if rows else None
 
 
 async def test_a_task_is_leased_once_under_a_growing_attempt(work_db: Database) -> None:
@@ -128,7 +129,7 @@ async def test_a_lease_lives_by_heartbeats_and_never_beyond_its_deadline(
 
     async def extend() -> set[tuple[str, int]]:
         async with work_db.write() as tx:
-            return await leases.extend_leases(tx, "n", [("t0", 1), ("t1", 1)], 50.0)
+            return await leases.extend_leases(tx, [("n", "t0", 1), ("n", "t1", 1)], 50.0)
 
     async def expired() -> list[str]:
         async with work_db.read() as tx:
@@ -150,8 +151,8 @@ async def test_a_lease_lives_by_heartbeats_and_never_beyond_its_deadline(
     clock.now += 1
     assert await expired() == ["t0"]
     async with work_db.write() as tx:
-        assert await leases.extend_leases(tx, "other", [("t0", 1)], 50.0) == set()
-        assert await leases.extend_leases(tx, "n", [("t0", 2)], 50.0) == set()
+        assert await leases.extend_leases(tx, [("other", "t0", 1)], 50.0) == set()
+        assert await leases.extend_leases(tx, [("n", "t0", 2)], 50.0) == set()
 
 
 async def test_a_duty_is_held_by_one_until_its_lease_ends(db: Database, clock: Clock) -> None:
@@ -176,8 +177,9 @@ async def test_a_duty_is_held_by_one_until_its_lease_ends(db: Database, clock: C
 async def test_progress_is_only_taken_from_who_holds_the_lease(work_db: Database) -> None:
     await lease(work_db, "t0")
     async with work_db.write() as tx:
-        await leases.write_progress(tx, "t0", "n", 2, {"step": 9})
-        await leases.write_progress(tx, "t0", "n", 1, {"step": 3})
+        held = {"task": "t0", "node": "n"}
+        await leases.write_progress(tx, [{**held, "under": 2, "report": {"step": 9}}])
+        await leases.write_progress(tx, [{**held, "under": 1, "report": {"step": 3}}])
         row = await work.get_task(tx, "t0")
     assert row is not None
     assert row.progress == {"step": 3}
@@ -187,11 +189,25 @@ async def test_a_jobs_tasks_are_numbered_one_after_the_other(work_db: Database) 
     async def add(i: int) -> None:
         async with work_db.write() as tx:
             await job_rows.lock(tx, "j")
-            await work.add_task(
-                tx, id=f"u{i}", job_id="j", round=0, take=0, phase="train", samples=[]
-            )
+            await work.add_tasks(tx, "j", [row_of(f"u{i}")])
 
     await asyncio.gather(*(add(i) for i in range(5)))
     async with work_db.read() as tx:
         rows = await work.tasks_page(tx, "j", 100, 0)
     assert [row.seq for row in rows] == list(range(1, 9))
+
+
+async def test_of_many_leases_at_once_those_are_made_that_can_be(work_db: Database) -> None:
+    assert await lease(work_db, "t0", device=0) is not None
+    wanted = [
+        leases.Wanted("t0", "n", 3, 3600.0),  # no longer queued
+        leases.Wanted("t1", "n", 0, 3600.0),  # its device holds another
+        leases.Wanted("t2", "n", 1, 20.0),
+        leases.Wanted("t9", "n", 2, 3600.0),  # there is no such task
+    ]
+    async with work_db.write() as tx:
+        (row,) = await leases.lease_tasks(tx, wanted, 50.0)
+    assert (row.id, row.node_id, row.device, row.attempt) == ("t2", "n", 1, 1)
+    assert row.lease_until == row.deadline_at == row.leased_at + 20.0
+    async with work_db.write() as tx:
+        assert await leases.lease_tasks(tx, [], 50.0) == []

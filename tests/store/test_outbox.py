@@ -13,7 +13,7 @@ from distribai.store.tables import outbox as table
 async def _add(db: Database, *kinds: str, job: str = "") -> None:
     async with db.write() as tx:
         for kind in kinds:
-            await outbox.append(tx, kind, job_id=job, data={"n": 1})
+            await outbox.append(tx, [outbox.Change(kind, job, data={"n": 1})])
 
 
 async def _kinds(db: Database, after: str = "", job: str | None = None) -> list[str]:
@@ -40,7 +40,7 @@ async def test_events_of_one_job_are_apart(db: Database) -> None:
 async def test_an_undone_change_leaves_no_event(db: Database) -> None:
     async def fail() -> None:
         async with db.write() as tx:
-            await outbox.append(tx, "a")
+            await outbox.append(tx, [outbox.Change("a")])
             raise RuntimeError("half-way")
 
     with pytest.raises(RuntimeError, match="half-way"):
@@ -52,7 +52,7 @@ async def test_a_late_commit_is_never_skipped(db: Database) -> None:
     if db.dialect == "sqlite":
         pytest.skip("SQLite has one writer: there is no late commit")
     async with db.write() as slow:
-        await outbox.append(slow, "slow")
+        await outbox.append(slow, [outbox.Change("slow")])
         await _add(db, "fast")
         # "fast" has the higher id and is committed, but "slow" may still come before it.
         assert await _kinds(db) == []

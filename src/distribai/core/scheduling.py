@@ -43,7 +43,7 @@ from distribai.core.turns import (
 
 _TYPES: Final[tuple[DeviceType, ...]] = ("cuda", "mps", "cpu")
 
-_WARM_LOOKS: Final = 64
+WARM_LOOKS: Final = 64
 """Warm devices that do not fit and are looked at before a cold one is taken: a job's tasks need
 about the same, so what did not fit so often does not fit at all."""
 
@@ -289,7 +289,7 @@ class _Fleet:
 
     def _explain(self, task: QueuedTask) -> str:
         what = "device" if task.device == "any" else f"{task.device} device"
-        kinds = [kind for kind in _types(task) if self._sizes[kind]]
+        kinds = [kind for kind in types_of(task) if self._sizes[kind]]
         if not kinds:
             return f"no {what} is free"
         largest = self._largest(task)
@@ -309,7 +309,7 @@ class _Fleet:
 
     def _largest(self, task: QueuedTask) -> float:
         """Memory of the largest device of the task's type, before anything was taken."""
-        return max((s[-1] for kind in _types(task) if (s := self._sizes[kind])), default=0.0)
+        return max((s[-1] for kind in types_of(task) if (s := self._sizes[kind])), default=0.0)
 
     def _search(self, task: QueuedTask) -> int | None:
         choice = self._choice(task)
@@ -322,9 +322,9 @@ class _Fleet:
 
         for lines, key in ((self._older, -task.base_version), (self._newer, task.base_version + 1)):
             line = lines.get(task.job_id)
-            if line and (found := line.first(key, self._taken, fits, _WARM_LOOKS)) is not None:
+            if line and (found := line.first(key, self._taken, fits, WARM_LOOKS)) is not None:
                 return found
-        for kind in _types(task):
+        for kind in types_of(task):
             for has_warm in (False, True):
                 cold = choice.get((kind, has_warm))
                 if cold and (found := cold.first(task.memory_mb, self._taken, allowed)) is not None:
@@ -381,5 +381,5 @@ def _like(task: QueuedTask) -> tuple[object, ...]:
     return task.memory_mb, task.device, task.needs, task.excluded, task.among
 
 
-def _types(task: QueuedTask) -> tuple[DeviceType, ...]:
+def types_of(task: QueuedTask) -> tuple[DeviceType, ...]:
     return _TYPES if task.device == "any" else (task.device,)

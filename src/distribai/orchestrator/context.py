@@ -14,6 +14,7 @@ from distribai.orchestrator.fleet.registry import Registry
 from distribai.orchestrator.fleet.stock import Stock
 from distribai.orchestrator.limits import Limits
 from distribai.orchestrator.metrics import Metrics
+from distribai.orchestrator.news import News
 from distribai.sections import OrchestratorSettings
 from distribai.store.blobs import BlobStore
 from distribai.store.engine import Database
@@ -33,9 +34,16 @@ class Wake:
     def __init__(self) -> None:
         self._event = asyncio.Event()
         self.count = 0
+        self.own = 0
+        """Hints of this process, not of others."""
 
     def set(self) -> None:
-        """Let whoever waits look as soon as they can."""
+        """This process has changed something: let whoever waits look as soon as they can."""
+        self.own += 1
+        self.hint()
+
+    def hint(self) -> None:
+        """Another process has changed something."""
         self.count += 1
         self._event.set()
         self._event = asyncio.Event()
@@ -57,7 +65,8 @@ class Grid:
 
     ``clock`` is monotonic seconds and decides nothing that is stored; ``entropy(n)`` gives n random
     bytes. ``holder`` names this process in leased rows, ``replica`` for people: host and port.
-    ``stock`` is what it knows of blobs that nodes move. ``tail`` is where readers of events wait.
+    ``stock`` is what it knows of blobs that nodes move. ``tail`` is where readers of events wait,
+    ``news`` where those who act on them do.
     ``counted`` are bytes that wait to be written (``orchestrator.traffic``), ``metrics`` this
     process's figures. ``started_at`` and
     ``not_before`` (database time): when this process started, and until when it waits for nodes
@@ -78,6 +87,7 @@ class Grid:
     stock: Stock = field(default_factory=Stock)
     wake: Wake = field(default_factory=Wake)
     tail: Tail = field(default_factory=Tail)
+    news: News = field(default_factory=News)
     holder: str = "orchestrator"
     replica: str = "orchestrator"
     counted: Counted = field(default_factory=dict)

@@ -1,7 +1,8 @@
-"""The orchestrator's standing duties: each repeatable, run on a hint and every tick.
+"""The orchestrator's standing duties: each repeatable, run on news and every tick.
 
-Five loops, so that a long merge or a slow receiver holds up no heartbeat: *control* (write what was
-heard, notice silence, open rounds, lease tasks, complete jobs, tell the nodes), *verify*, *merge*,
+Loops of their own, so that a long merge or a slow receiver holds up no heartbeat: *news* (read the
+outbox, and wake whom it concerns), *hear* (write what was heard), *assign* (open rounds, lease
+tasks, tell the nodes), *control* (notice silence and harm, complete jobs), *verify*, *merge*,
 *webhooks* (send events out), and now and then *clean* (delete what nothing needs any more). What
 decides is done under a lease on the duty's row, so that of several replicas one does it, and
 another takes over when that one dies. What concerns this process's own streams needs no lease.
@@ -10,6 +11,7 @@ another takes over when that one dies. What concerns this process's own streams 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -18,26 +20,44 @@ import structlog
 from distribai.errors import Unavailable
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.fleet import replicas
-from distribai.orchestrator.fleet.delivery import deliver
+from distribai.orchestrator.fleet.delivery import Delivery
 from distribai.orchestrator.fleet.liveness import LEADER, flush, sweep, wait_for_nodes
 from distribai.orchestrator.fleet.standing import judge
 from distribai.orchestrator.jobs.completion import complete_jobs
+from distribai.orchestrator.news import Box
 from distribai.orchestrator.retention import collect
 from distribai.orchestrator.rounds.joining import join_rounds
 from distribai.orchestrator.rounds.merging import merge_all
 from distribai.orchestrator.rounds.opening import open_rounds
-from distribai.orchestrator.rounds.scheduling import schedule
+from distribai.orchestrator.rounds.scheduling import Scheduler
 from distribai.orchestrator.rounds.verifying import verify_all
 from distribai.orchestrator.webhooks.duties import Deliverer
 from distribai.store import leases
+from distribai.store.engine import AnyRow
 
 log = structlog.get_logger(__name__)
 
 RENEW = 1 / 3
 """A duty's lease (``liveness.replica_s``) is prolonged when this share of it has passed."""
 
+ASK_S = 1.0
+"""A lease that another replica has is not asked for again for so long."""
+
 CLEAN_S = 3600.0
 """Seconds between two looks for what nothing needs any more."""
+
+FLUSH_S = 1.0
+"""Seconds between two times at which what was heard is written, unless it is pressing."""
+
+CALM_S = 0.05
+"""A duty that has looked rests as long as the look took, and this long at most: news that come
+meanwhile are dealt with together, and duties never take more than about half of a core."""
+
+NEWS_S = 0.015
+"""Seconds between two looks at the outbox at least: every replica pays for each."""
+
+HINT_S = 0.02
+"""Seconds between two hints to other replicas at least."""
 
 STOP_S = 5.0
 """Seconds that duties have to finish what they are at when the process stops."""
@@ -50,6 +70,7 @@ class DutyLease:
     grid: Grid
     name: str
     renewed_at: float | None = None
+    refused_at: float = -math.inf
 
     async def held(self) -> bool:
         """Whether the duty is ours now, after prolonging the lease if it is time.
@@ -60,12 +81,15 @@ class DutyLease:
         now, seconds = self.grid.clock(), self.grid.settings.liveness.replica_s
         if self.renewed_at is not None and now - self.renewed_at < RENEW * seconds:
             return True
+        if now - self.refused_at < ASK_S:
+            return False
         async with self.grid.db.write() as tx:
             had_run_out = await leases.has_run_out(tx, self.name)
             fence = await leases.take_duty(tx, self.name, self.grid.holder, seconds)
             if fence is not None and had_run_out and self.name == LEADER:
                 await wait_for_nodes(self.grid, tx)
         self.renewed_at = now if fence is not None else None
+        self.refused_at = now if fence is None else -math.inf
         return fence is not None
 
 
@@ -81,25 +105,77 @@ class Duties:
 
     def __post_init__(self) -> None:
         self._leases = {n: DutyLease(self.grid, n) for n in (LEADER, "verify", "merge", "clean")}
+        news = self.grid.news
+        self._boxes = {
+            "assign": news.box(anything, of_nodes=True),
+            "tell": news.box(tells, of_nodes=True),
+            "rounds": news.box(of_rounds, of_nodes=True),
+            "control": news.box(of_rounds),
+            "verify": news.box(submitted),
+            "merge": news.box(of_rounds),
+            "webhooks": news.box(anything),
+        }
+        self._scheduler, self._delivery = Scheduler(self.grid), Delivery(self.grid)
         self._deliverer = Deliverer(self.grid)
         # Not at the start, which has enough to do.
-        self._cleaned_at = self.grid.clock()
+        self._cleaned_at = self._opened_at = self.grid.clock()
+
+    async def news(self) -> bool:
+        """Tell whom it concerns what has changed; nothing changes by it."""
+        await self.grid.news.catch_up(self.grid)
+        return False
+
+    async def hear(self) -> bool:
+        """Write what was heard; nothing has to be looked at again for it."""
+        await flush(self.grid)
+        return False
+
+    async def assign(self) -> bool:
+        """Lease what is queued, and tell this process's nodes what is new; whether anything
+        changed."""
+        box, tell = self._boxes["assign"], self._boxes["tell"]
+        changes, told, changed = box.take(), tell.take(), False
+        try:
+            if await self._leases[LEADER].held():
+                # First: what a round needs is not given to a task that can wait.
+                changed = await self._open()
+                leased, given = await self._scheduler.schedule(changes)
+                changed |= leased
+                told.nodes |= given
+            else:
+                self._scheduler.forget()
+            await self._delivery.deliver(told)
+        except BaseException:
+            box.put_back(changes)
+            tell.put_back(told)
+            raise
+        return changed
+
+    async def _open(self) -> bool:
+        """Open rounds and let idle devices join them, if there is news of rounds or nodes, and
+        every tick; whether anything changed."""
+        box, now = self._boxes["rounds"], self.grid.clock()
+        changes = box.take()
+        if not changes and now - self._opened_at < self.grid.settings.liveness.tick_s:
+            return False
+        try:
+            changed = await open_rounds(self.grid)
+            changed |= await join_rounds(self.grid)
+        except BaseException:
+            box.put_back(changes)
+            raise
+        self._opened_at = now
+        return changed
 
     async def control(self) -> bool:
-        """One look at everything but submissions and merges; whether anything changed."""
-        changed = False
-        await flush(self.grid)
+        """Notice silence and harm, and complete jobs; whether anything changed."""
         await self._be_here()
-        if await self._leases[LEADER].held():
-            changed |= await replicas.notice(self.grid)
-            changed |= await sweep(self.grid)
-            changed |= await judge(self.grid)
-            changed |= await open_rounds(self.grid)
-            changed |= await join_rounds(self.grid)
-            changed |= await schedule(self.grid)
-            changed |= await complete_jobs(self.grid)
-        await deliver(self.grid)
-        return changed
+        if not await self._leases[LEADER].held():
+            return False
+        changed = await replicas.notice(self.grid)
+        changed |= await sweep(self.grid)
+        changed |= await judge(self.grid)
+        return changed | await complete_jobs(self.grid)
 
     async def _be_here(self) -> None:
         now = self.grid.clock()
@@ -147,13 +223,20 @@ class Duties:
             RuntimeError: they still have after ``rounds`` turns: two duties undo each other.
         """
         for _ in range(rounds):
-            if not any([await self.control(), await self.verify(), await self.merge()]):
+            await self.hear()
+            changed = [await self.control()]
+            await self.news()
+            changed += [await self.assign(), await self.verify(), await self.merge()]
+            if not any(changed):
                 return
         raise RuntimeError("the duties do not come to rest")
 
     def start(self) -> None:
         """Run the loops in the background."""
         for name, duty in (
+            ("news", self.news),
+            ("hear", self.hear),
+            ("assign", self.assign),
             ("control", self.control),
             ("verify", self.verify),
             ("merge", self.merge),
@@ -161,12 +244,15 @@ class Duties:
             ("webhooks", self.webhooks),
         ):
             self._tasks.append(asyncio.create_task(self._loop(name, duty), name=f"duty {name}"))
+        if self.grid.db.dialect == "postgresql":
+            self._tasks.append(asyncio.create_task(self._hints(), name="hints"))
 
     async def stop(self) -> None:
         """End the loops after what they are at; what takes longer is cut off, and done again by the
         next start."""
         self._stopping = True
         self.grid.wake.set()
+        self.grid.news.ring()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=STOP_S)
         for task in self._tasks:
@@ -181,20 +267,91 @@ class Duties:
             task.result()
 
     async def _loop(self, name: str, duty: Callable[[], Awaitable[bool]]) -> None:
-        tick = self.grid.settings.liveness.tick_s
+        box = self._boxes.get(name)
         while not self._stopping:
-            looked, began = self.grid.wake.count, self.grid.clock()
+            looked, began, failed = self.grid.wake.count, self.grid.clock(), False
+            if box is not None and duty != self.assign:  # which opens its box itself
+                box.take()
             try:
                 if await duty():
                     self.grid.wake.set()
-                    continue
+                    if duty != self.assign:  # whose doing is in its box
+                        continue
             except (Unavailable, OSError) as problem:
                 # The database, the blob store or the disk is away or full: everything is
                 # repeatable, so try again.
                 log.warning("duty.unavailable", duty=name, problem=str(problem))
+                failed = True
             finally:
-                self.grid.metrics.looked(name, self.grid.clock() - began)
-            wait = tick
-            if name == "merge" and self._next_grace is not None:
-                wait = min(tick, max(0.0, self._next_grace))
+                took = self.grid.clock() - began
+                self.grid.metrics.looked(name, took)
+            await asyncio.sleep(NEWS_S if name == "news" else min(CALM_S, took))
+            await self._rest(name, None if failed else box, looked)
+            if failed and box is not None:
+                box.ring()
+
+    async def _hints(self) -> None:
+        """Tell other replicas that something has changed, and heed them."""
+        wake, holder, tick = self.grid.wake, self.grid.holder, self.grid.settings.liveness.tick_s
+
+        def heard(sender: str) -> None:
+            if sender != holder:
+                wake.hint()
+
+        while not self._stopping:
+            try:
+                async with self.grid.db.hints(heard) as tell:
+                    wake.hint()  # one may have come before
+                    told, told_at = -1, self.grid.clock()
+                    while not self._stopping:
+                        looked, now = wake.count, self.grid.clock()
+                        # Every tick in any case: only who speaks notices that nobody listens.
+                        if told != wake.own or now - told_at >= tick:
+                            told, told_at = wake.own, now
+                            await tell(holder)
+                            await asyncio.sleep(HINT_S)
+                        await wake.wait(looked, tick)
+            except Unavailable as problem:
+                log.debug("hints.unavailable", problem=str(problem))  # every tick there is a look
+                await wake.wait(wake.count, tick)
+
+    async def _rest(self, name: str, box: Box | None, looked: int) -> None:
+        """Wait until there may be something to do again."""
+        wait = self.grid.settings.liveness.tick_s
+        if name == "merge" and self._next_grace is not None:
+            wait = min(wait, max(0.0, self._next_grace))
+        if box is not None:
+            await box.wait(wait)
+            return
+        if name != "hear":
             await self.grid.wake.wait(looked, wait)
+            return
+        # Hints are for others, unless what was heard is pressing.
+        end, wake = self.grid.clock() + min(wait, FLUSH_S), self.grid.wake
+        while not self._stopping and not self.grid.fleet.pressing:
+            looked = wake.count
+            await wake.wait(looked, end - self.grid.clock())
+            if wake.count == looked:
+                return
+
+
+def anything(_row: AnyRow) -> bool:
+    """What may be of use to whoever assigns tasks or tells of events: all of it."""
+    return True
+
+
+def tells(row: AnyRow) -> bool:
+    """What a node may have to be told of: not its own report, nor what nobody has yet."""
+    return row.kind not in ("task.queued", "task.submitted")
+
+
+def of_rounds(row: AnyRow) -> bool:
+    """What may let a round or a job go on: all but samples, and what assigning does."""
+    if row.kind in ("task.queued", "task.leased", "round.deadline"):
+        return False
+    return not (row.kind.startswith("task.") and row.data.get("phase") == "generate")
+
+
+def submitted(row: AnyRow) -> bool:
+    """What waits to be judged."""
+    return bool(row.kind == "task.submitted")

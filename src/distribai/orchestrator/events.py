@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ from distribai.core.plain import Plain
 from distribai.core.tasks import works_on
 from distribai.store import outbox
 from distribai.store.engine import Tx
+from distribai.store.outbox import Change
 from distribai.store.statements import records
 
 _WARNINGS = ("failed", "rejected", "superseded", "requeued", "abandoned", "declined")
@@ -55,30 +56,32 @@ async def record(
     data: Mapping[str, Plain] | None = None,
 ) -> None:
     """Write the event of a change that this transaction makes, and its sentence if it has one."""
-    data, current = data or {}, _request.get()
+    await record_all(tx, [Change(kind, job_id, task_id, node_id, data or {})])
+
+
+async def record_all(tx: Tx, changes: Sequence[Change]) -> None:
+    """Write the events of all changes of one kind or several that this transaction makes."""
+    current = _request.get()
     actor = current.actor if current else None
     await outbox.append(
         tx,
-        kind,
-        job_id=job_id,
-        task_id=task_id,
-        node_id=node_id,
+        changes,
         account_id=actor.account_id if actor else "",
         key_id=actor.key_id if actor else "",
-        data=data,
     )
-    text = sentence(kind, data)
-    if not text or not job_id:
-        return
-    line: dict[str, object] = {
-        "level": "warning" if kind.endswith(_WARNINGS) else "info",
-        "message": text,
-        "job_id": job_id,
-        "task_id": task_id,
-        "node_id": node_id,
-        "fields": {},
-    }
-    await records.add_logs(tx, [line])
+    lines: list[dict[str, object]] = [
+        {
+            "level": "warning" if c.kind.endswith(_WARNINGS) else "info",
+            "message": text,
+            "job_id": c.job_id,
+            "task_id": c.task_id,
+            "node_id": c.node_id,
+            "fields": {},
+        }
+        for c in changes
+        if c.job_id and (text := sentence(c.kind, c.data))
+    ]
+    await records.add_logs(tx, lines)
 
 
 def sentence(kind: str, data: Mapping[str, Plain]) -> str:

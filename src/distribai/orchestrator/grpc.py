@@ -124,10 +124,9 @@ async def serve(
     log.info("session.open", name=session.name, resumed=registered.ack.resumed)
     session.attach(stream)
     stream.put(pb.OrchestratorMessage(ack=session.channel.received, register_ack=registered.ack))
-    if registered.ack.resumed:
-        for seq, body in session.channel.unacked():
-            stream.put(session.envelope(seq, body))
-    grid.wake.set()
+    # Also what was sent to a new session before it had a stream.
+    for seq, body in session.channel.unacked():
+        stream.put(session.envelope(seq, body))
     reader = asyncio.create_task(_read(grid, session, stream, incoming))
     try:
         while (out := await stream.queue.get()) is not None:
@@ -237,7 +236,10 @@ async def _heartbeat(grid: Grid, session: LiveSession, beat: pb.Heartbeat) -> No
         # What the daemon moved before this session was counted in an earlier one.
         session.flushed_up, session.flushed_down = beat.bytes_up, beat.bytes_down
         session.counted_before = False
-    session.held_versions = held_versions_from_wire(beat.held_versions)
+    held_versions = held_versions_from_wire(beat.held_versions)
+    if held_versions != session.held_versions:
+        session.held_versions = held_versions
+        grid.news.look_at(session.node_id)
     if beat.HasField("machine"):
         session.machine = machine_from_wire(beat.machine)
     changed, session.intent = intent is not session.intent, intent
@@ -248,6 +250,7 @@ async def _heartbeat(grid: Grid, session: LiveSession, beat: pb.Heartbeat) -> No
         )
     )
     if changed:
+        grid.fleet.pressing = True
         grid.wake.set()
     stopped = session.stopping - session.in_hand.keys()
     if stopped & session.assigned.keys():
@@ -267,7 +270,7 @@ async def _accept(grid: Grid, session: LiveSession, accept: pb.TaskAccept) -> No
     task_id, attempt = accept_from_wire(accept)
     if session.assigned.get(task_id) != attempt:
         return
-    session.answered(accept.accepted, grid.clock())
+    grid.fleet.answered(session, accept.accepted, grid.clock())
     if accept.accepted:
         session.in_hand[task_id] = attempt
     else:

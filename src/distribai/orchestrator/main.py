@@ -254,7 +254,7 @@ class Orchestrator:
 
         async def stop() -> None:
             self.grid.tail.close()  # who waits is answered before connections are cut off
-            self.grid.wake.set()
+            self.grid.news.ring()
             server.should_exit = True
             await task
 

@@ -15,9 +15,18 @@ function that opened it: ``commit.orchestrator.rounds.merging._publish.before`` 
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,11 +39,13 @@ from sqlalchemy.exc import (
     ArgumentError,
     DBAPIError,
     InterfaceError,
+    InvalidatePoolError,
     NoSuchModuleError,
     OperationalError,
 )
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.pool import ConnectionPoolEntry
 
 from distribai import points
 from distribai.errors import Unavailable, UsageError
@@ -54,6 +65,12 @@ NOW = text("SELECT extract(epoch FROM clock_timestamp())::double precision")
 
 BUSY_S = 30.0
 """Seconds that SQLite waits for a lock that another process (a backup) holds."""
+
+CHANNEL = "distribai"
+"""The channel of hints between processes on one PostgreSQL database."""
+
+PING_S = 5.0
+"""Seconds without use after which a connection to PostgreSQL is asked whether it still is one."""
 
 PASSING = ("08", "40001", "40P01", "53", "55P03", "57", "58", "25006")
 """Beginnings of PostgreSQL's SQLSTATE codes for what passes: connections; transactions that were
@@ -162,15 +179,17 @@ class Database:
         self._writing = asyncio.Lock()
         self._writer: AsyncEngine
         self._reader: AsyncEngine
+        self._glancer: AsyncEngine
         if self.dialect == "sqlite":
             _check_directory(self.url)
             self._writer = _sqlite_engine(self.url, "BEGIN IMMEDIATE", 1, durable)
-            self._reader = _sqlite_engine(self.url, "BEGIN", READERS, durable)
+            self._reader = self._glancer = _sqlite_engine(self.url, "BEGIN", READERS, durable)
         else:
-            self._writer = create_async_engine(self.url, pool_size=8, pool_pre_ping=True)
+            self._writer = _postgres_engine(self.url)
             self._reader = self._writer.execution_options(
                 isolation_level="REPEATABLE READ", postgresql_readonly=True
             )
+            self._glancer = self._writer.execution_options(isolation_level="AUTOCOMMIT")
 
     @property
     def path(self) -> Path:
@@ -210,6 +229,53 @@ class Database:
                 begun()
                 yield tx
 
+    @asynccontextmanager
+    async def glance(self) -> AsyncIterator[Tx]:
+        """For a single statement that reads, often and by many: each sees a snapshot of its own,
+        PostgreSQL is asked once instead of four times, and ``now`` is not told (NaN).
+
+        Raises:
+            Unavailable: ``grid.database``: the database cannot be reached.
+        """
+        with self._timed("read") as begun:
+            async with self._begin(self._glancer, now=math.nan) as tx:
+                begun()
+                yield tx
+
+    @asynccontextmanager
+    async def hints(
+        self, heard: Callable[[str], None]
+    ) -> AsyncIterator[Callable[[str], Awaitable[None]]]:
+        """PostgreSQL alone: as long as the block lasts, ``heard`` is called with what any process,
+        this one too, tells the others; yields how to tell something, after a commit that others
+        may want to know of. A hint may be lost, so nothing may depend on one.
+
+        Raises:
+            Unavailable: ``grid.database``: the connection has broken, or there is none.
+        """
+        import asyncpg  # an extra
+
+        def on_hint(_connection: object, _pid: int, _channel: str, payload: str) -> None:
+            heard(payload)
+
+        try:
+            pooled = await _connect(self._writer)
+        except (DBAPIError, PoolTimeout, OSError) as problem:
+            raise _away(problem) from problem
+        try:
+            connection: Any = (await pooled.get_raw_connection()).driver_connection
+            await connection.add_listener(CHANNEL, on_hint)
+
+            async def tell(payload: str) -> None:
+                await connection.execute("SELECT pg_notify($1, $2)", CHANNEL, payload)
+
+            yield tell
+        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as problem:
+            raise _away(problem) from problem
+        finally:
+            await whole(pooled.invalidate())  # nobody else shall get it, with its listener
+            await whole(pooled.close())
+
     async def now(self) -> float:
         """Database time now."""
         async with self.read() as tx:
@@ -247,7 +313,9 @@ class Database:
                 self.observe(mode, start - asked, ended - start)
 
     @asynccontextmanager
-    async def _begin(self, engine: AsyncEngine, point: str = "") -> AsyncIterator[Tx]:
+    async def _begin(
+        self, engine: AsyncEngine, point: str = "", now: float | None = None
+    ) -> AsyncIterator[Tx]:
         try:
             conn = await _connect(engine)
         except (DBAPIError, PoolTimeout, OSError) as problem:
@@ -256,7 +324,7 @@ class Database:
             if self._clock is not None:
                 await whole(_start(conn))
                 now = self._clock()  # now, and not before the wait for the lock
-            else:
+            elif now is None:
                 now = float((await whole(conn.execute(NOW))).scalar_one())
             try:
                 yield Tx(conn, self.dialect, now)
@@ -371,6 +439,34 @@ def _check_directory(url: URL) -> None:
             f"The directory of the database does not exist: {directory}.",
             "Make it, or give another path.",
         )
+
+
+def _postgres_engine(url: URL) -> AsyncEngine:
+    engine = create_async_engine(url, pool_size=8)
+    driver = engine.dialect.loaded_dbapi
+
+    @event.listens_for(engine.sync_engine, "checkin")
+    def on_checkin(_connection: object, record: ConnectionPoolEntry) -> None:
+        record.info["used_at"] = time.monotonic()
+
+    @event.listens_for(engine.sync_engine, "checkout")
+    def on_checkout(connection: Any, record: ConnectionPoolEntry, _proxy: object) -> None:
+        """Take another connection in place of one that has broken meanwhile. One whose other side
+        has closed it knows; whether the other side is still there is asked after a pause only,
+        because asking takes as long as a statement."""
+        used_at = record.info.get("used_at")
+        if used_at is None:
+            return
+        broken = connection.driver_connection.is_closed()
+        if not broken and time.monotonic() - used_at > PING_S:
+            try:
+                connection.ping()
+            except (driver.Error, OSError):
+                broken = True
+        if broken:
+            raise InvalidatePoolError  # the others are no better
+
+    return engine
 
 
 def _sqlite_engine(url: URL, begin: str, size: int, durable: bool) -> AsyncEngine:

@@ -8,12 +8,14 @@ is as the caller believes, and says whether it did. Times are database time.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from sqlalchemy import and_, case, delete, exists, func, or_, select, update
+from sqlalchemy import and_, bindparam, case, delete, exists, func, or_, select, update
 
 from distribai.core.states import TaskState
+from distribai.store import listed
 from distribai.store.engine import AnyRow, Tx
 from distribai.store.tables import duties, tasks
 
@@ -115,30 +117,49 @@ async def forget_replica(tx: Tx, name: str, holder: str) -> bool:
     return await tx.first(delete(duties).where(is_it).returning(duties.c.name)) is not None
 
 
-async def lease_task(
-    tx: Tx, task_id: str, node_id: str, device: int, lease_s: float, deadline_s: float
-) -> AnyRow | None:
-    """Lease a queued task to a free device under the next attempt.
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A queued task that shall go to a device, to be done within ``deadline_s`` seconds."""
 
-    Returns the task's row, or None when it is no longer queued or the device no longer free.
+    task_id: str
+    node_id: str
+    device: int
+    deadline_s: float
+
+
+_WANTED = {
+    "task_id": listed.TEXT,
+    "node_id": listed.TEXT,
+    "device": listed.INTEGER,
+    "deadline_s": listed.DOUBLE,
+}
+
+
+async def lease_tasks(tx: Tx, wanted: Sequence[Wanted], lease_s: float) -> Sequence[AnyRow]:
+    """Lease queued tasks to free devices, each under its next attempt; no device is wanted twice.
+
+    Returns the rows of those that were leased, in no order: not of those that are no longer queued
+    or whose device is no longer free.
     """
+    found = listed.rows(tx, "wanted", _WANTED, [asdict(w) for w in wanted])
     taken = tasks.alias("taken")
     busy = exists().where(
-        taken.c.node_id == node_id,
-        taken.c.device == device,
+        taken.c.node_id == found.c.node_id,
+        taken.c.device == found.c.device,
         taken.c.state == TaskState.LEASED.value,
     )
-    return await tx.first(
+    seconds = found.c.deadline_s
+    return await tx.all(
         update(tasks)
-        .where(tasks.c.id == task_id, tasks.c.state == TaskState.QUEUED.value, ~busy)
+        .where(tasks.c.id == found.c.task_id, tasks.c.state == TaskState.QUEUED.value, ~busy)
         .values(
             state=TaskState.LEASED.value,
             attempt=tasks.c.attempt + 1,
-            node_id=node_id,
-            device=device,
+            node_id=found.c.node_id,
+            device=found.c.device,
             leased_at=tx.now,
-            lease_until=tx.now + min(lease_s, deadline_s),
-            deadline_at=tx.now + deadline_s,
+            lease_until=tx.now + case((seconds < lease_s, seconds), else_=lease_s),
+            deadline_at=tx.now + seconds,
             progress=None,
         )
         .returning(tasks)
@@ -178,27 +199,32 @@ async def lock_tasks(tx: Tx, ids: Collection[str]) -> None:
     """Lock tasks by their ids' order, for who is going to change several in another one: two of
     these would wait for each other. An embedded database has one writer anyway."""
     if ids and tx.dialect == "postgresql":
-        wanted = select(tasks.c.id).where(tasks.c.id.in_(list(ids))).order_by(tasks.c.id)
+        wanted = select(tasks.c.id).where(listed.among(tx, tasks.c.id, ids)).order_by(tasks.c.id)
         await tx.run(wanted.with_for_update(key_share=True))
 
 
-async def extend_leases(
-    tx: Tx, node_id: str, held: Iterable[tuple[str, int]], lease_s: float
-) -> set[tuple[str, int]]:
-    """Prolong the leases of ``node_id`` on ``(task, attempt)``, never beyond the hard deadline.
+_HELD = {"node_id": listed.TEXT, "task_id": listed.TEXT, "attempt": listed.INTEGER}
 
-    Returns those that it still holds.
+
+async def extend_leases(
+    tx: Tx, held: Iterable[tuple[str, str, int]], lease_s: float
+) -> set[tuple[str, int]]:
+    """Prolong leases, each a node's on a task under an attempt, never beyond the hard deadline.
+
+    Returns task and attempt of those that are still held.
     """
-    held = list(held)
-    if not held:
+    values = [{"node_id": n, "task_id": t, "attempt": a} for n, t, a in held]
+    if not values:
         return set()
     until = tx.now + lease_s
+    found = listed.rows(tx, "held", _HELD, values)
     rows = await tx.all(
         update(tasks)
         .where(
-            tasks.c.node_id == node_id,
+            tasks.c.id == found.c.task_id,
+            tasks.c.node_id == found.c.node_id,
+            tasks.c.attempt == found.c.attempt,
             tasks.c.state == TaskState.LEASED.value,
-            or_(*(and_(tasks.c.id == t, tasks.c.attempt == a) for t, a in held)),
         )
         .values(lease_until=case((tasks.c.deadline_at < until, tasks.c.deadline_at), else_=until))
         .returning(tasks.c.id, tasks.c.attempt)
@@ -215,19 +241,19 @@ async def expired_tasks(tx: Tx) -> Sequence[AnyRow]:
     )
 
 
-async def write_progress(
-    tx: Tx, task_id: str, node_id: str, attempt: int, progress: dict[str, Any]
-) -> None:
-    """Note how far the attempt that holds a lease is."""
-    await tx.run(
+async def write_progress(tx: Tx, reports: Sequence[Mapping[str, Any]]) -> None:
+    """Note how far attempts that hold a lease are: ``{"task", "node", "under", "report"}``, with
+    the attempt under which the node holds it."""
+    await tx.run_many(
         update(tasks)
         .where(
-            tasks.c.id == task_id,
-            tasks.c.node_id == node_id,
-            tasks.c.attempt == attempt,
+            tasks.c.id == bindparam("task"),
+            tasks.c.node_id == bindparam("node"),
+            tasks.c.attempt == bindparam("under"),
             tasks.c.state == TaskState.LEASED.value,
         )
-        .values(progress=progress)
+        .values(progress=bindparam("report")),
+        reports,
     )
 
 

@@ -14,12 +14,14 @@ ids; :func:`start` then opens a new epoch, and all rows of older epochs are sett
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
     Integer,
     Text,
+    and_,
     cast,
     func,
     insert,
@@ -27,6 +29,7 @@ from sqlalchemy import (
     literal_column,
     or_,
     select,
+    true,
     tuple_,
     update,
 )
@@ -75,32 +78,37 @@ async def restored(tx: Tx) -> None:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Something that a transaction has changed, and what of."""
+
+    kind: str
+    job_id: str = ""
+    task_id: str = ""
+    node_id: str = ""
+    data: Mapping[str, Plain] = field(default_factory=dict)
+
+
 async def append(
-    tx: Tx,
-    kind: str,
-    *,
-    job_id: str = "",
-    task_id: str = "",
-    node_id: str = "",
-    account_id: str = "",
-    key_id: str = "",
-    data: Mapping[str, Plain] | None = None,
+    tx: Tx, changes: Sequence[Change], *, account_id: str = "", key_id: str = ""
 ) -> None:
-    """Write the event of a change that this transaction makes; ``account_id`` and ``key_id`` are
-    whose doing it is, where a person has asked for it."""
-    await tx.run(
-        insert(outbox).values(
-            epoch=_EPOCH,
-            xid=_current_xid(tx.dialect),
-            at=tx.now,
-            kind=kind,
-            job_id=job_id,
-            task_id=task_id,
-            node_id=node_id,
-            account_id=account_id,
-            key_id=key_id,
-            data=dict(data or {}),
-        )
+    """Write the events of what this transaction changes; ``account_id`` and ``key_id`` are whose
+    doing it is, where a person has asked for it."""
+    await tx.run_many(
+        insert(outbox).values(epoch=_EPOCH, xid=_current_xid(tx.dialect)),
+        [
+            {
+                "at": tx.now,
+                "kind": c.kind,
+                "job_id": c.job_id,
+                "task_id": c.task_id,
+                "node_id": c.node_id,
+                "account_id": account_id,
+                "key_id": key_id,
+                "data": dict(c.data),
+            }
+            for c in changes
+        ],
     )
 
 
@@ -141,6 +149,21 @@ async def read(
         query = query.where(outbox.c.account_id == account_id)
     query = query.order_by(outbox.c.epoch, outbox.c.xid, outbox.c.id).limit(limit)
     return await tx.all(query)
+
+
+async def visible(tx: Tx, after: Cursor, limit: int) -> Sequence[AnyRow]:
+    """Events behind ``after``, in commit order, at most ``limit``, with ``settled``: whether none
+    before them can appear any more. Who acts on a row at once reads it when it is visible, and
+    reads on from the last settled one."""
+    key = tuple_(outbox.c.epoch, outbox.c.xid, outbox.c.id)
+    settled = and_(true(), *_settled(tx)).label("settled")
+    columns = [c for c in outbox.c if c.name not in ("at", "account_id", "key_id")]
+    return await tx.all(
+        select(*columns, settled)
+        .where(key > tuple_(*map(literal, after)))
+        .order_by(outbox.c.epoch, outbox.c.xid, outbox.c.id)
+        .limit(limit)
+    )
 
 
 async def end(tx: Tx) -> str:

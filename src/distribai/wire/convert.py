@@ -170,8 +170,9 @@ def weights_from_wire(message: pb.WeightsRef, what: str = "base") -> WeightsRef:
 # ------------------------------------------------------------------ tasks
 
 
-def assignment_to_wire(assignment: Assignment, device: int) -> pb.TaskAssign:
-    """A leased task for device number ``device``."""
+def assignment_to_wire(assignment: Assignment, device: int, spec: str = "") -> pb.TaskAssign:
+    """A leased task for device number ``device``; ``spec`` is its spec as :func:`spec_json` writes
+    it, if that is known."""
     return pb.TaskAssign(
         job_id=assignment.job_id,
         task_id=assignment.task_id,
@@ -185,7 +186,7 @@ def assignment_to_wire(assignment: Assignment, device: int) -> pb.TaskAssign:
         base=weights_to_wire(assignment.base),
         dataset=None if assignment.data is None else blob_to_wire(assignment.data.manifest),
         samples=ranges_to_wire(assignment.samples),
-        spec_json=spec_json(assignment.spec),
+        spec_json=spec or spec_json(assignment.spec),
         inner_step_offset=assignment.inner_step_offset,
         steps=assignment.steps,
         deadline_s=assignment.deadline_s,

@@ -8,13 +8,14 @@ nothing to remember.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from distribai.core.codecs import feeds_back
 from distribai.core.paradigms import paradigm
-from distribai.core.spec import BlobRef
+from distribai.core.spec import BlobRef, JobSpec
 from distribai.core.states import Intent, JobState, RoundState, TaskState
 from distribai.core.tasks import Assignment, DatasetRef, OwnWork, UpdateRef, WeightsRef
 from distribai.errors import Unavailable
@@ -27,13 +28,16 @@ from distribai.orchestrator.fleet.registry import (
     order_message,
     stop_message,
 )
+from distribai.orchestrator.news import Changes
 from distribai.orchestrator.rounds.late import destination
+from distribai.orchestrator.rounds.ready import PAGE, PAGES
 from distribai.orchestrator.rounds.results import answer_of
 from distribai.orchestrator.rounds.tasks import spec_of
 from distribai.store.engine import AnyRow, Tx
 from distribai.store.statements import fleet, jobs, work
 from distribai.store.values import blob_or_none, ranges_from_json
 from distribai.wire.convert import assignment_to_wire, weights_to_wire
+from distribai.wire.specs import spec_json
 from distribai.wire.v1 import distribai_pb2 as pb
 
 MAX_UPDATES = 64
@@ -46,30 +50,65 @@ in its hands (``node.feedback.MAX_OPEN``)."""
 FINAL = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.DECLINED})
 
 
-async def deliver(grid: Grid) -> None:
-    """Send every session of this process what it has not been sent yet."""
-    # Before the snapshot: who registers later knows more than it does.
-    sessions = list(grid.fleet)
-    if not sessions:
-        return
-    async with grid.db.read() as tx:
-        sight = _Sight(tx)
-        held: dict[str, list[AnyRow]] = defaultdict(list)
-        for task in await work.tasks_in(tx, (TaskState.LEASED,)):
-            held[task.node_id].append(task)
-        orders = await fleet.orders(tx)
-        for session in sessions:
-            order = Intent(orders.get(session.node_id, Intent.CONTRIBUTE))
-            await _deliver(sight, grid, session, held[session.node_id], order)
+class Delivery:
+    """The duty's memory: how far it has gone through the sessions."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+        self._after = ""
+        self._paged_at = grid.clock()
+
+    async def deliver(self, changes: Changes) -> None:
+        """Send the sessions that ``changes`` concern what they have not been sent yet, and now and
+        then a page of all: should anything have been missed, they are told then."""
+        # Before the snapshot: who registers later knows more than it does.
+        sessions = self._sessions(changes)
+        if not sessions:
+            return
+        ids = {s.node_id for s in sessions}
+        async with self._grid.db.read() as tx:
+            held: dict[str, list[AnyRow]] = defaultdict(list)
+            for task in await work.leased_to(tx, ids):
+                held[task.node_id].append(task)
+            left = {t for s in sessions for t in _left(s, held[s.node_id])}
+            sight = _Sight(tx, {t.id: t for t in await work.tasks_by_id(tx, left)})
+            orders = await fleet.orders(tx, ids)
+            for session in sessions:
+                order = Intent(orders.get(session.node_id, Intent.CONTRIBUTE))
+                await _deliver(sight, self._grid, session, held[session.node_id], order)
+
+    def _sessions(self, changes: Changes) -> list[LiveSession]:
+        registry = self._grid.fleet
+        if changes.everything:
+            return list(registry)
+        ids = changes.nodes & registry.sessions.keys()
+        if changes.jobs:
+            ids |= {s.node_id for s in registry if not changes.jobs.isdisjoint(s.told)}
+        now = self._grid.clock()
+        if now - self._paged_at >= self._grid.settings.liveness.tick_s:
+            self._paged_at = now
+            ids |= self._page(sorted(registry.sessions))
+        return [registry.sessions[node_id] for node_id in sorted(ids)]
+
+    def _page(self, ids: list[str]) -> set[str]:
+        start = bisect_right(ids, self._after)
+        page = ids[start : start + max(PAGE, -(-len(ids) // PAGES))]
+        self._after = page[-1] if page and page[-1] != ids[-1] else ""
+        return set(page)
 
 
 @dataclass
 class _Sight:
-    """One look: jobs, rounds and weights that many sessions ask for are read once."""
+    """One look: jobs, rounds and weights that many sessions ask for are read once; ``left`` are the
+    tasks that sessions were sent and hold no longer."""
 
     tx: Tx
+    left: Mapping[str, AnyRow]
     _jobs: dict[str, AnyRow] = field(default_factory=dict)
     _rounds: dict[tuple[str, int, int], AnyRow | None] = field(default_factory=dict)
+    _weights: dict[tuple[str, int], WeightsRef] = field(default_factory=dict)
+    _data: dict[str, DatasetRef] = field(default_factory=dict)
+    _specs: dict[str, tuple[JobSpec, str]] = field(default_factory=dict)
 
     async def job(self, job_id: str) -> AnyRow:
         """A job that has tasks."""
@@ -86,6 +125,29 @@ class _Sight:
             self._rounds[key] = await work.get_round(self.tx, *key)
         return self._rounds[key]
 
+    async def weights(self, job: AnyRow, number: int) -> WeightsRef:
+        """How to get version ``number`` of a job."""
+        key = (job.id, number)
+        if key not in self._weights:
+            self._weights[key] = await weights_ref(self.tx, job, number)
+        return self._weights[key]
+
+    async def data(self, job: AnyRow) -> DatasetRef:
+        """The prepared data of a job."""
+        if job.dataset_key not in self._data:
+            prepared = await jobs.dataset(self.tx, job.dataset_key)
+            assert prepared is not None, "jobs.dataset_key refers to it"
+            manifest = BlobRef(prepared.manifest_sha, prepared.manifest_size)
+            self._data[job.dataset_key] = DatasetRef(manifest)
+        return self._data[job.dataset_key]
+
+    def spec(self, job: AnyRow) -> tuple[JobSpec, str]:
+        """The spec of a job, and as nodes read it."""
+        if job.id not in self._specs:
+            spec = spec_of(job)
+            self._specs[job.id] = (spec, spec_json(spec))
+        return self._specs[job.id]
+
 
 async def _deliver(
     sight: _Sight, grid: Grid, session: LiveSession, held: Sequence[AnyRow], order: Intent
@@ -97,7 +159,7 @@ async def _deliver(
             known = (session.assigned.get(task.id), session.reported.get(task.id))
             if task.attempt not in known:
                 await _assign(sight, session, task)
-        await _answer_and_stop(sight.tx, session, held)
+        _answer_and_stop(sight, session, held)
         await _hurry(sight, session, held)
         await _tell_versions(sight, session)
     except Unavailable as problem:
@@ -122,20 +184,16 @@ def _order(session: LiveSession, order: Intent) -> None:
 
 async def _assign(sight: _Sight, session: LiveSession, task: AnyRow) -> None:
     job = await sight.job(task.job_id)
-    assignment = await build_assignment(sight.tx, job, task)
+    assignment = await _assignment(sight, job, task)
     session.assigned[task.id] = task.attempt
     session.stopping.discard(task.id)
     session.told[job.id] = max(session.told.get(job.id, 0), task.round)
-    session.send(assign_message(assignment_to_wire(assignment, task.device)))
+    _, spec = sight.spec(job)
+    session.send(assign_message(assignment_to_wire(assignment, task.device, spec)))
 
 
-async def build_assignment(tx: Tx, job: AnyRow, task: AnyRow) -> Assignment:
+async def _assignment(sight: _Sight, job: AnyRow, task: AnyRow) -> Assignment:
     """A leased task as its node sees it."""
-    data = None
-    if task.phase != "generate":
-        prepared = await jobs.dataset(tx, job.dataset_key)
-        assert prepared is not None
-        data = DatasetRef(BlobRef(prepared.manifest_sha, prepared.manifest_size))
     params = dict(task.params)
     world_size = params.pop("world_size", 1)
     return Assignment(
@@ -144,18 +202,18 @@ async def build_assignment(tx: Tx, job: AnyRow, task: AnyRow) -> Assignment:
         attempt=task.attempt,
         round=task.round,
         phase=task.phase,
-        spec=spec_of(job),
-        base=await weights_ref(tx, job, task.round),
-        data=data,
+        spec=sight.spec(job)[0],
+        base=await sight.weights(job, task.round),
+        data=await sight.data(job) if task.phase != "generate" else None,
         paradigm=job.spec["paradigm"],
         samples=ranges_from_json(task.samples),
         steps=task.steps,
         inner_step_offset=task.inner_step_offset,
-        deadline_s=max(0.0, task.deadline_at - tx.now),
+        deadline_s=max(0.0, task.deadline_at - sight.tx.now),
         isolation=job.spec["resources"].get("isolation", "L0"),
         env={"RANK": str(task.slot), "WORLD_SIZE": str(world_size)},
         params=params,
-        own=await _own_work(tx, job, task),
+        own=await _own_work(sight.tx, job, task),
     )
 
 
@@ -193,15 +251,19 @@ async def weights_ref(tx: Tx, job: AnyRow, number: int) -> WeightsRef:
     )
 
 
-async def _answer_and_stop(tx: Tx, session: LiveSession, held: Sequence[AnyRow]) -> None:
+def _left(session: LiveSession, held: Sequence[AnyRow]) -> list[str]:
+    """Tasks that the node was sent and does not hold (any more)."""
+    leased = {task.id: task for task in held}
+    return [t for t, attempt in session.assigned.items() if not _holds(leased.get(t), attempt)]
+
+
+def _answer_and_stop(sight: _Sight, session: LiveSession, held: Sequence[AnyRow]) -> None:
     """Answer reports that have been judged, and stop what the node does in vain: tasks it lost, and
     slots of rounds that have closed."""
-    leased = {task.id: task for task in held}
-    left = [t for t, attempt in session.assigned.items() if not _holds(leased.get(t), attempt)]
-    for task in await work.tasks_by_id(tx, left):
-        attempt = session.assigned.get(task.id)
-        if attempt is None:
-            continue
+    for task_id in _left(session, held):
+        task, attempt = sight.left.get(task_id), session.assigned[task_id]
+        if task is None:
+            continue  # newer than this look
         own = task.node_id == session.node_id and task.attempt == attempt
         # Not by the hash, which may be that of an earlier attempt's failure.
         reported = own and (task.outcome or {}).get("attempt") == attempt
@@ -266,7 +328,7 @@ async def _tell_versions(sight: _Sight, session: LiveSession) -> None:
             job_id=job.id,
             round=max(0, job.version - 1),
             version=job.version,
-            weights=weights_to_wire(await weights_ref(sight.tx, job, job.version)),
+            weights=weights_to_wire(await sight.weights(job, job.version)),
             job_done=done,
         )
         if done:

@@ -7,7 +7,7 @@ that says goodbye, or wants to drain, is taken at its word at once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import structlog
 
@@ -22,6 +22,7 @@ from distribai.orchestrator.fleet.tokens import BARRED
 from distribai.orchestrator.rounds import results, tasks
 from distribai.store import leases
 from distribai.store.engine import AnyRow, Tx
+from distribai.store.outbox import Change
 from distribai.store.statements import fleet, jobs, records, work
 from distribai.wire.endings import end_of
 from distribai.wire.v1 import distribai_pb2 as pb
@@ -45,6 +46,7 @@ async def flush(grid: Grid) -> None:
     Raises:
         Unavailable: the database is away; everything is kept for the next time.
     """
+    grid.fleet.pressing = False
     heard = [s for s in grid.fleet if s.heard]
     counted = traffic.take(grid)
     logs = grid.fleet.take_logs()
@@ -52,15 +54,16 @@ async def flush(grid: Grid) -> None:
         return
     moved = {s.node_id: (s.bytes_up, s.bytes_down) for s in heard}
     measured = {s.node_id: s.machine for s in heard}
+    wanted = {s.node_id: s.wants for s in heard}
     for session in heard:
         session.heard = False
     try:
         async with grid.db.write() as tx:
-            back = await _write_heard(grid, tx, heard, moved)
+            news = await _write_heard(grid, tx, heard, moved)
             await _write_logs(tx, logs)
             sums = await traffic.write(tx, counted)
-            nodes = await fleet.nodes_by_id(tx, [s.node_id for s in grid.fleet])
-            still_open = await fleet.open_sessions(tx, [s.id for s in grid.fleet])
+            nodes = await fleet.barred_nodes(tx, [s.node_id for s in heard])
+            ended = await fleet.ended_sessions(tx, [s.id for s in heard])
             now = tx.now
     except Unavailable:
         for session in heard:
@@ -71,31 +74,40 @@ async def flush(grid: Grid) -> None:
     grid.metrics.moved(sums)
     for session in heard:
         session.flushed_up, session.flushed_down = moved[session.node_id]
+        session.flushed_wants = wanted[session.node_id]
         if session.machine is measured[session.node_id]:
             session.machine = None
     bar(grid, nodes)
-    _fence(grid, heard, still_open)
+    _fence(grid, heard, ended)
     await passes.renew(grid, now)
-    if back:
+    if news:
         grid.wake.set()
 
 
 async def _write_heard(
     grid: Grid, tx: Tx, heard: Sequence[LiveSession], moved: Mapping[str, tuple[int, int]]
 ) -> bool:
-    """Write heartbeats and progress; whether a node came back to be online."""
+    """Write heartbeats and progress; whether any said something new of its node."""
     await fleet.heard(tx, [_heard_row(s, *moved[s.node_id]) for s in heard])
-    measured = [(s.node_id, s.machine) for s in heard if s.machine is not None]
-    await fleet.set_machines(tx, {node_id: to_plain(machine) for node_id, machine in measured})
     await leases.lock_tasks(tx, {task_id for s in heard for task_id in (*s.in_hand, *s.progress)})
+    held = [(s.node_id, *task) for s in heard for task in s.in_hand.items()]
+    await leases.extend_leases(tx, held, grid.settings.liveness.offline_s)
+    await leases.write_progress(tx, [r for s in heard for r in _reports(s)])
+    told = [
+        Change("node.online", node_id=row.id)
+        for row in await fleet.set_online(tx, [s.node_id for s in heard])
+    ]
     for session in heard:
-        held = list(session.in_hand.items())
-        await leases.extend_leases(tx, session.node_id, held, grid.settings.liveness.offline_s)
-    await _write_progress(tx, heard)
-    back = await fleet.set_online(tx, [s.node_id for s in heard])
-    for row in back:
-        await _liveness_event(tx, row.id, Liveness.ONLINE)
-    return bool(back)
+        if session.machine is not None:
+            await fleet.change_node(tx, session.node_id, machine=to_plain(session.machine))
+            told.append(Change("node.measured", node_id=session.node_id))
+        if session.wants != session.flushed_wants:
+            intent, reason = session.wants
+            await fleet.change_node(tx, session.node_id, intent=intent.value, intent_reason=reason)
+            wants = {"intent": intent.value, "reason": reason}
+            told.append(Change("node.intends", node_id=session.node_id, data=wants))
+    await events.record_all(tx, told)
+    return bool(told)
 
 
 def _heard_row(session: LiveSession, up: int, down: int) -> dict[str, object]:
@@ -103,9 +115,7 @@ def _heard_row(session: LiveSession, up: int, down: int) -> dict[str, object]:
     more_up = up - session.flushed_up if up >= session.flushed_up else up
     more_down = down - session.flushed_down if down >= session.flushed_down else down
     return {
-        "node": session.node_id,
-        "intent": session.intent.value,
-        "reason": session.intent_reason,
+        "node_id": session.node_id,
         "up": min(more_up, MAX_MOVED),
         "down": min(more_down, MAX_MOVED),
     }
@@ -146,22 +156,20 @@ def _may_tell(node_id: str, task: AnyRow, now: float) -> bool:
     return task.node_id == node_id or any(c["node_id"] == node_id for c in task.causes)
 
 
-async def _write_progress(tx: Tx, heard: Sequence[LiveSession]) -> None:
-    for session in heard:
-        # A copy: a task may end, and take its progress along, while the database writes.
-        for progress in list(session.progress.values()):
-            await leases.write_progress(
-                tx,
-                progress.task_id,
-                session.node_id,
-                progress.attempt,
-                {
-                    "step": progress.step,
-                    # JSON has no NaN; a loss that is none says as much.
-                    "loss": progress.loss if progress.loss == progress.loss else None,
-                    "tokens_per_s": progress.tokens_per_s,
-                },
-            )
+def _reports(session: LiveSession) -> Iterator[dict[str, object]]:
+    """What a node has told of its progress, as ``leases.write_progress`` takes it."""
+    for progress in session.progress.values():
+        yield {
+            "task": progress.task_id,
+            "node": session.node_id,
+            "under": progress.attempt,
+            "report": {
+                "step": progress.step,
+                # JSON has no NaN; a loss that is none says as much.
+                "loss": progress.loss if progress.loss == progress.loss else None,
+                "tokens_per_s": progress.tokens_per_s,
+            },
+        }
 
 
 def bar(grid: Grid, nodes: Sequence[AnyRow]) -> None:
@@ -182,10 +190,10 @@ def bar(grid: Grid, nodes: Sequence[AnyRow]) -> None:
             grid.fleet.drop(session)
 
 
-def _fence(grid: Grid, sessions: Sequence[LiveSession], still_open: set[str]) -> None:
+def _fence(grid: Grid, sessions: Sequence[LiveSession], ended: set[str]) -> None:
     """End sessions that a newer one of the same key, at another replica, has taken over."""
     for session in sessions:
-        if session.id not in still_open and grid.fleet.of(session.node_id) is session:
+        if session.id in ended and grid.fleet.of(session.node_id) is session:
             if session.stream is not None:
                 session.stream.close(fenced())
             grid.fleet.drop(session)

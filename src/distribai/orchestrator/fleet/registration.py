@@ -103,8 +103,10 @@ async def register(
         )
     session.heard = True
     session.intent_reason = read_intent_reason(message.intent_reason)
+    session.flushed_wants = session.wants
     session.in_hand = dict(held)
     session.blobs = frozenset(list(message.blobs)[:MAX_BLOBS])
+    grid.news.look_at(node_id)
     grid.wake.set()
     keep = [t for t in in_hand if (t.task_id, t.attempt) in held]
     drop = [t for t in in_hand if (t.task_id, t.attempt) not in held]
@@ -171,6 +173,7 @@ async def _enter(
         else:
             await fleet.open_session(tx, session_id, node_id, hash_secret(token), grid.holder)
         held = await _sort_out(grid, tx, node_id, in_hand)
+        leased = await work.tasks_in(tx, (TaskState.LEASED,), node_id=node_id)
     if resumed and old is not None:
         session = old
         session.devices, session.intent = devices, intent
@@ -183,13 +186,10 @@ async def _enter(
         _replace(grid, session)
         # What a node does not present is lost with its daemon: others can do it at once.
         session.assigned = dict(held)
-        await release_node(
-            grid,
-            node_id,
-            "its node came back without it",
-            keep=frozenset(session.assigned),
-            code=tasks.LET_GO,
-        )
+        keep = frozenset(session.assigned)
+        if any(task.id not in keep for task in leased):
+            why = "its node came back without it"
+            await release_node(grid, node_id, why, keep=keep, code=tasks.LET_GO)
     session.protocol, session.token_until = protocol, until
     return session, token, resumed, held
 
@@ -299,6 +299,13 @@ async def _admit(
     )
     if node.liveness != Liveness.ONLINE:
         await events.record(tx, "node.online", node_id=node_id)
+    elif (node.intent, node.devices, node.machine) != (
+        intent.value,
+        to_plain(devices),
+        to_plain(machine),
+    ):
+        wants = {"intent": intent.value}
+        await events.record(tx, "node.intends", node_id=node_id, data=wants)
 
 
 async def _first_standing(tx: Tx, invite: AnyRow) -> str:
@@ -336,7 +343,7 @@ async def _take_up_again(
             tx, row.id, node_id, row.attempt, grid.settings.liveness.offline_s
         )
         if again is not None:
-            await tasks.record_lease(tx, again)
+            await tasks.record_leases(tx, [again])
 
 
 async def _sort_out(
@@ -346,7 +353,8 @@ async def _sort_out(
     waits for its answer. Leases are prolonged."""
     presented = [(t.task_id, t.attempt) for t in in_hand]
     await _take_up_again(grid, tx, node_id, presented)
-    kept = await leases.extend_leases(tx, node_id, presented, grid.settings.liveness.offline_s)
+    held = [(node_id, *pair) for pair in presented]
+    kept = await leases.extend_leases(tx, held, grid.settings.liveness.offline_s)
     for row in await work.tasks_by_id(tx, {task_id for task_id, _ in presented}):
         pair = (row.id, row.attempt)
         reported = row.state in (TaskState.SUBMITTED, TaskState.VERIFYING, TaskState.ACCEPTED)

@@ -71,8 +71,8 @@ class LiveSession:
     newest version of each job that it was told of. ``heard`` says that something came since the
     last flush; ``slowed`` messages in a row came too fast. ``protocol`` is the version that the
     node speaks, ``token_until`` (database time) when its present token ends. Bytes are totals that
-    the node reports since its daemon started, and what of them was flushed; ``counted_before``: the
-    first totals of this session are known from an earlier one.
+    the node reports since its daemon started, and what of them was flushed, as of what it wants;
+    ``counted_before``: the first totals of this session are known from an earlier one.
     ``intent_reason`` is why it takes no tasks, in its own words, empty where it does not say.
     ``machine`` is what it was measured to have since the last flush (None: nothing new).
     ``ordered`` is what the operator wants of it as far as it was told over this session (None: it
@@ -86,6 +86,7 @@ class LiveSession:
     devices: tuple[Device, ...]
     intent: Intent = Intent.CONTRIBUTE
     intent_reason: str = ""
+    flushed_wants: tuple[Intent, str] | None = None
     channel: Channel[pb.OrchestratorMessage] = field(default_factory=Channel)
     stream: Stream | None = None
     assigned: dict[str, int] = field(default_factory=dict)
@@ -111,6 +112,11 @@ class LiveSession:
     counted_before: bool = False
     flushed_up: int = 0
     flushed_down: int = 0
+
+    @property
+    def wants(self) -> tuple[Intent, str]:
+        """Its intent, and why."""
+        return self.intent, self.intent_reason
 
     def send(self, message: pb.OrchestratorMessage) -> None:
         """Number a message and send it now, or when the node is connected again.
@@ -172,7 +178,7 @@ class LogEntry:
 
 @dataclass
 class Registry:
-    """Sessions by node, and what waits to be written in a batch.
+    """Sessions by node, and what waits to be written in a batch; ``pressing``: at once.
 
     ``logs`` are capped, by number and by characters: a node that talks too much loses lines, never
     memory of this process.
@@ -183,6 +189,8 @@ class Registry:
     log_characters: int = 0
     locks: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
     dropped_logs: int = 0
+    pressing: bool = False
+    _declined: set[str] = field(default_factory=set)
 
     MAX_LOGS = 10_000
     MAX_LOG_CHARACTERS = 1 << 20
@@ -209,6 +217,18 @@ class Registry:
 
     def __iter__(self) -> Iterator[LiveSession]:
         return iter(list(self.sessions.values()))
+
+    def answered(self, session: LiveSession, accepted: bool, now: float) -> None:
+        """A node has taken a task, or has refused one, at ``now`` on the process's clock."""
+        session.answered(accepted, now)
+        if not accepted:
+            self._declined.add(session.node_id)
+
+    def declined(self, now: float) -> frozenset[str]:
+        """Nodes that have just refused a task, and are left alone for a while."""
+        found = (self.sessions.get(node_id) for node_id in self._declined)
+        self._declined = {s.node_id for s in found if s is not None and now < s.refused_until}
+        return frozenset(self._declined)
 
     def log(self, entry: LogEntry) -> None:
         """Keep a log line for the next flush."""

@@ -19,7 +19,7 @@ from distribai.orchestrator.rounds.opening import (
     training_devices,
     waits_for,
 )
-from distribai.orchestrator.rounds.scheduling import look
+from distribai.orchestrator.rounds.picture import look
 from distribai.orchestrator.rounds.tasks import spec_of
 from distribai.store.engine import AnyRow, Tx
 from distribai.store.statements import jobs, watching, work

@@ -98,9 +98,8 @@ async def generate(
     With an idempotency key the task stays after that, and the same request again waits for it."""
     asked = body.model_dump(exclude={"timeout"})
     key = key_for(caller.owner, "generate", idempotency_key, {"job": job_id, **asked})
-    version, _ = await queries.weights_blob(grid, job_id, body.version)
     task_id = await commands.request_generation(
-        grid, job_id, version, body.prompt, body.max_tokens, body.temperature, body.seed, key
+        grid, job_id, body.version, body.prompt, body.max_tokens, body.temperature, body.seed, key
     )
     task = await queries.wait_for_task(grid, task_id, body.timeout)
     if task.state == TaskState.ACCEPTED:

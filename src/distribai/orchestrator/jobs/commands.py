@@ -368,7 +368,7 @@ async def request_generation(
     async def make(tx: Tx) -> str:
         job = await _lock(tx, job_id)
         number = job.version if version is None else version
-        if await statements.version(tx, job_id, number) is None:
+        if not await statements.has_version(tx, job_id, number):
             raise NotFound(
                 "job.no_weights",
                 f"Job {job_id} has no version {number}; its latest is {job.version}.",

@@ -346,14 +346,15 @@ async def wait_for_task(grid: Grid, task_id: str, timeout_s: float) -> TaskRecor
         NotFound: ``task.unknown``.
     """
     end = grid.clock() + timeout_s
-    while True:
-        looked = grid.wake.count
-        task = await show_task(grid, task_id)
-        left = end - grid.clock()
-        stopping = grid.tail.closing.is_set()
-        if is_terminal(TASK, TaskState(task.state)) or left <= 0 or stopping:
-            return task
-        await grid.wake.wait(looked, min(left, grid.settings.liveness.tick_s))
+    with grid.news.of_task(task_id) as news:
+        while True:
+            news.take()  # what is read below is newer
+            task = await show_task(grid, task_id)
+            left = end - grid.clock()
+            stopping = grid.tail.closing.is_set()
+            if is_terminal(TASK, TaskState(task.state)) or left <= 0 or stopping:
+                return task
+            await news.wait(min(left, grid.settings.liveness.tick_s))
 
 
 async def weights_blob(grid: Grid, job_id: str, version: int | None) -> tuple[int, BlobRef]:

@@ -100,7 +100,7 @@ async def _join(grid: Grid, row: AnyRow) -> bool:
                 rank=rank + slot.rank,
                 world_size=rank + len(members),
             )
-            await tasks.add_slot(tx, grid.new_id("task"), job, row.number, row.take, slot)
+            await tasks.add_slots(grid, tx, job, row.number, row.take, [slot])
             record = MemberRecord(slot.node_id, slot.device, slot.steps)
             await work.add_member(tx, current, to_plain(record))
         await jobs.save_pool(tx, job.id, pool)

@@ -107,7 +107,11 @@ async def _decide(grid: Grid, row: AnyRow) -> bool:
         view = await view_round(tx, tasks.spec_of(job), current, grid.not_before)
         decision = view.decision
         if decision.action == "wait" or view.checking:
-            await work.set_deadline(tx, row.job_id, row.number, row.take, decision.until)
+            if decision.until != current.deadline_at:
+                await work.set_deadline(tx, row.job_id, row.number, row.take, decision.until)
+                told = {"round": row.number, "take": row.take, "until": decision.until}
+                await events.record(tx, "round.deadline", job_id=row.job_id, data=told)
+                grid.wake.set()
             return False
         new = RoundState.CLOSING if decision.action == "merge" else RoundState.ABANDONED
         await _freeze(tx, job, current, new, decision.reason)

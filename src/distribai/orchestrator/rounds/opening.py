@@ -234,8 +234,7 @@ async def _open(grid: Grid, job_id: str) -> bool:
         if take:
             await work.carry_over(tx, job_id, number, take - 1, take)
         await jobs.save_pool(tx, job_id, pool)
-        for slot in slots:
-            await tasks.add_slot(tx, grid.new_id("task"), job, number, take, slot)
+        await tasks.add_slots(grid, tx, job, number, take, slots)
         if state is JobState.QUEUED:
             check(JOB, state, JobState.RUNNING, f"Job {job_id}")
             await jobs.set_state(tx, job_id, JobState.RUNNING, started_at=tx.now)

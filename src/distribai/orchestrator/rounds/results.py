@@ -72,12 +72,11 @@ async def take_result(
             quarantined or banned. Nothing changes.
     """
     verify_outcome(public_key, signature, outcome)
-    async with grid.db.read() as tx:
-        task = await work.get_task(tx, outcome.task_id)
-    if task is None:
-        return _not_held(outcome)
     async with grid.db.write() as tx:
-        await jobs.lock(tx, task.job_id)
+        job_id = await work.job_of(tx, outcome.task_id)
+        if job_id is None:
+            return _not_held(outcome)
+        await jobs.lock(tx, job_id)
         # Here and not only at the stream: what counts must not slip through just after a ban.
         if (standing := await fleet.standing(tx, node_id)) in BARRED:
             raise NotAllowed("auth.forbidden", f"This node is {standing}.")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -24,6 +24,7 @@ from distribai.orchestrator import events
 from distribai.orchestrator.context import Grid
 from distribai.store import leases
 from distribai.store.engine import AnyRow, Tx
+from distribai.store.outbox import Change
 from distribai.store.statements import fleet, jobs, work
 from distribai.store.values import ranges_from_json, ranges_to_json
 
@@ -58,38 +59,48 @@ async def add(
     **values: Any,
 ) -> None:
     """Queue a task of ``job`` on version ``number``."""
-    await work.add_task(
-        tx,
-        id=task_id,
-        job_id=job.id,
-        round=number,
-        take=take,
-        phase=phase,
-        params=dict(params or {}),
-        **{"samples": [], **values},
-    )
-    await events.record(
-        tx, "task.queued", job_id=job.id, task_id=task_id, data={"phase": phase, "round": number}
-    )
+    row = {
+        "id": task_id,
+        "round": number,
+        "take": take,
+        "phase": phase,
+        "params": dict(params or {}),
+        "samples": [],
+        **values,
+    }
+    await _add_all(tx, job, [row])
 
 
-async def add_slot(tx: Tx, task_id: str, job: AnyRow, number: int, take: int, slot: Slot) -> None:
-    """Queue a slot of a round, meant for its member."""
-    await add(
-        tx,
-        task_id,
-        job,
-        number,
-        "train",
-        take=take,
-        slot=slot.rank,
-        member_id=slot.node_id,
-        member_device=slot.device,
-        samples=ranges_to_json(slot.samples),
-        steps=slot.steps,
-        inner_step_offset=slot.inner_step_offset,
-        params={"world_size": slot.world_size},
-    )
+async def _add_all(tx: Tx, job: AnyRow, rows: Sequence[Mapping[str, Any]]) -> None:
+    await work.add_tasks(tx, job.id, rows)
+    told = [
+        Change("task.queued", job.id, r["id"], data={"phase": r["phase"], "round": r["round"]})
+        for r in rows
+    ]
+    await events.record_all(tx, told)
+
+
+async def add_slots(
+    grid: Grid, tx: Tx, job: AnyRow, number: int, take: int, slots: Iterable[Slot]
+) -> None:
+    """Queue slots of a round, each meant for its member."""
+    rows = [
+        {
+            "id": grid.new_id("task"),
+            "round": number,
+            "take": take,
+            "phase": "train",
+            "slot": slot.rank,
+            "member_id": slot.node_id,
+            "member_device": slot.device,
+            "samples": ranges_to_json(slot.samples),
+            "steps": slot.steps,
+            "inner_step_offset": slot.inner_step_offset,
+            "params": {"world_size": slot.world_size},
+        }
+        for slot in slots
+    ]
+    await _add_all(tx, job, rows)
 
 
 async def add_evaluation(grid: Grid, tx: Tx, job: AnyRow, version: int) -> None:
@@ -276,16 +287,19 @@ def _let_go_again(causes: Iterable[Mapping[str, Plain]]) -> Mapping[str, int]:
     return {node: count - 1 for node, count in times.items() if count > 1}
 
 
-async def record_lease(tx: Tx, task: AnyRow) -> None:
-    """Write the event of a lease that this transaction makes."""
-    await events.record(
-        tx,
-        "task.leased",
-        job_id=task.job_id,
-        task_id=task.id,
-        node_id=task.node_id,
-        data={"phase": task.phase, "round": task.round, "attempt": task.attempt},
-    )
+async def record_leases(tx: Tx, leased: Iterable[AnyRow]) -> None:
+    """Write the events of leases that this transaction makes."""
+    told = [
+        Change(
+            "task.leased",
+            t.job_id,
+            t.id,
+            t.node_id,
+            {"phase": t.phase, "round": t.round, "attempt": t.attempt},
+        )
+        for t in leased
+    ]
+    await events.record_all(tx, told)
 
 
 def spec_of(job: AnyRow) -> JobSpec:

@@ -48,25 +48,58 @@ async def verify_all(grid: Grid) -> bool:
 
 
 async def _verify(grid: Grid, task: AnyRow) -> None:
+    if task.phase == "train":
+        await _verify_work(grid, task)
+        return
+    # Nothing is fetched or computed for it: one transaction does.
+    async with grid.db.write() as tx:
+        job = await jobs.lock(tx, task.job_id)
+        assert job is not None, "tasks.job_id refers to it"
+        current = await _take_up(tx, task)
+        if current is None:
+            return
+        outcome = from_plain(Outcome, current.outcome)
+        weights_hash = await jobs.weights_hash(tx, task.job_id, task.round)
+        problem: DistribAIError | None = None
+        try:
+            _check_base(current, outcome, weights_hash)
+            _check_light(current, outcome)
+        except DistribAIError as found:
+            problem = found
+        await _judge(grid, tx, current, outcome, problem)
+
+
+async def _take_up(tx: Tx, task: AnyRow) -> AnyRow | None:
+    """Begin to judge a task, or go on after a process that died over it; None when others have."""
+    if task.state == TaskState.VERIFYING:
+        current = await work.get_task(tx, task.id)
+        assert current is not None, "tasks are never deleted"
+        same = current.state == TaskState.VERIFYING and current.attempt == task.attempt
+        return current if same else None
+    check(TASK, TaskState.SUBMITTED, TaskState.VERIFYING, f"Task {task.id}")
+    return await leases.leave_state(
+        tx, task.id, TaskState.SUBMITTED, TaskState.VERIFYING, attempt=task.attempt
+    )
+
+
+async def _verify_work(grid: Grid, task: AnyRow) -> None:
     if task.state == TaskState.SUBMITTED:
         async with grid.db.write() as tx:
             await jobs.lock(tx, task.job_id)
-            check(TASK, TaskState.SUBMITTED, TaskState.VERIFYING, f"Task {task.id}")
-            task_now = await leases.leave_state(
-                tx, task.id, TaskState.SUBMITTED, TaskState.VERIFYING, attempt=task.attempt
-            )
-        if task_now is None:
+            taken = await _take_up(tx, task)
+        if taken is None:
             return
-        task = task_now
+        task = taken
     outcome = from_plain(Outcome, task.outcome)
     async with grid.db.read() as tx:
         job = await jobs.get(tx, task.job_id)
-        version = await jobs.version(tx, task.job_id, task.round)
+        weights_hash = await jobs.weights_hash(tx, task.job_id, task.round)
     assert job is not None
-    assert version is not None, "a task is made for a version that exists"
     problem: DistribAIError | None = None
     try:
-        await _check(grid, tasks.spec_of(job), task, outcome, version.weights_hash)
+        _check_base(task, outcome, weights_hash)
+        _check_figures(tasks.spec_of(job), task, outcome)
+        await _check_delta(grid, tasks.spec_of(job), task, outcome)
     except Unavailable:
         raise  # the store's fault, not the node's: it is judged when the store is back
     except DistribAIError as found:
@@ -83,13 +116,11 @@ async def _verify(grid: Grid, task: AnyRow) -> None:
 # ------------------------------------------------------------------ checks
 
 
-async def _check(
-    grid: Grid, spec: JobSpec, task: AnyRow, outcome: Outcome, weights_hash: str
-) -> None:
-    """Refuse a submission that is not what its task asked for.
+def _check_base(task: AnyRow, outcome: Outcome, weights_hash: str) -> None:
+    """Refuse a submission that did not start from its task's weights.
 
     Raises:
-        DistribAIError: with the first thing that is wrong.
+        Integrity: ``tensor.manifest``.
     """
     if outcome.base_hash != weights_hash:
         raise Integrity(
@@ -97,12 +128,17 @@ async def _check(
             f"The work started from weights {outcome.base_hash[:12] or '(none)'}, version "
             f"{task.round} is {weights_hash[:12]}.",
         )
-    if task.phase == "train":
-        _check_figures(spec, task, outcome)
-        await _check_delta(grid, spec, task, outcome)
-    elif outcome.delta is not None or outcome.samples or outcome.steps or outcome.tokens:
+
+
+def _check_light(task: AnyRow, outcome: Outcome) -> None:
+    """Refuse a sample or a loss that is none.
+
+    Raises:
+        Integrity: with the first thing that is wrong.
+    """
+    if outcome.delta is not None or outcome.samples or outcome.steps or outcome.tokens:
         raise _figures("it trains nothing, but claims to have")
-    elif task.phase == "evaluate":
+    if task.phase == "evaluate":
         loss = outcome.metrics.get("held_out_loss")
         if loss is None or not math.isfinite(loss):
             raise Integrity("tensor.nonfinite", f"The held-out loss is {loss}.")

@@ -6,13 +6,12 @@ two replicas that wait for each other.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
     and_,
-    bindparam,
     delete,
     exists,
     func,
@@ -24,6 +23,7 @@ from sqlalchemy import (
 
 from distribai.core.states import Liveness, Standing
 from distribai.store.engine import AnyRow, Tx
+from distribai.store.listed import BIG, TEXT, among, rows
 from distribai.store.tables import failures, invites, meta, nodes, sessions, submissions
 
 # ------------------------------------------------------------------ nodes
@@ -57,23 +57,32 @@ async def all_nodes(tx: Tx) -> Sequence[AnyRow]:
     return await tx.all(select(nodes).order_by(nodes.c.last_heard_at.desc(), nodes.c.id))
 
 
-async def able_nodes(tx: Tx) -> Sequence[AnyRow]:
-    """Nodes that may be given work: online, in a session, willing, and of good standing.
+ABLE = (
+    exists().where(sessions.c.node_id == nodes.c.id, sessions.c.ended_at.is_(None)),
+    nodes.c.liveness == Liveness.ONLINE.value,
+    nodes.c.intent == "contribute",
+    nodes.c.ordered == "contribute",
+    nodes.c.standing.in_([Standing.PROBATION.value, Standing.TRUSTED.value]),
+)
+"""Nodes that may be given work: online, in a session, willing, and of good standing.
 
-    A node without an open session counts as heard for a while after a start, but nobody could tell
-    it of work.
-    """
-    return await tx.all(
-        select(nodes)
-        .where(
-            exists().where(sessions.c.node_id == nodes.c.id, sessions.c.ended_at.is_(None)),
-            nodes.c.liveness == Liveness.ONLINE.value,
-            nodes.c.intent == "contribute",
-            nodes.c.ordered == "contribute",
-            nodes.c.standing.in_([Standing.PROBATION.value, Standing.TRUSTED.value]),
-        )
-        .order_by(nodes.c.id)
-    )
+A node without an open session counts as heard for a while after a start, but nobody could tell it
+of work."""
+
+WHAT_FOR = (nodes.c.id, nodes.c.standing, nodes.c.devices, nodes.c.machine)
+"""What decides which work a node may be given."""
+
+
+async def able_nodes(tx: Tx, ids: Collection[str] | None = None) -> Sequence[AnyRow]:
+    """Nodes that may be given work, by id: all, or those of ``ids``."""
+    query = select(*WHAT_FOR).where(*ABLE).order_by(nodes.c.id)
+    return await tx.all(query if ids is None else query.where(among(tx, nodes.c.id, ids)))
+
+
+async def page_of_able_nodes(tx: Tx, after: str, limit: int) -> Sequence[AnyRow]:
+    """At most ``limit`` nodes behind the id ``after`` that may be given work, by id."""
+    query = select(*WHAT_FOR).where(*ABLE, nodes.c.id > after).order_by(nodes.c.id).limit(limit)
+    return await tx.all(query)
 
 
 async def any_without_session(tx: Tx) -> bool:
@@ -87,40 +96,47 @@ async def any_without_session(tx: Tx) -> bool:
     return row is not None
 
 
+async def barred_nodes(tx: Tx, ids: Collection[str]) -> Sequence[AnyRow]:
+    """Id, standing and its reason of those nodes that may have no session."""
+    return await tx.all(
+        select(nodes.c.id, nodes.c.standing, nodes.c.standing_reason).where(
+            among(tx, nodes.c.id, ids),
+            nodes.c.standing.in_([Standing.QUARANTINED.value, Standing.BANNED.value]),
+        )
+    )
+
+
 async def nodes_by_id(tx: Tx, ids: Collection[str]) -> Sequence[AnyRow]:
     """Nodes by id, in no order."""
     if not ids:
         return []
-    return await tx.all(select(nodes).where(nodes.c.id.in_(list(ids))))
+    return await tx.all(select(nodes).where(among(tx, nodes.c.id, ids)))
 
 
-async def heard(tx: Tx, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write a batch of ``{"node", "intent", "reason", "up", "down"}``: heard now, with more bytes
-    moved."""
-    await tx.run_many(
+_HEARD = {"node_id": TEXT, "up": BIG, "down": BIG}
+
+
+async def heard(tx: Tx, values: Sequence[Mapping[str, Any]]) -> None:
+    """Write a batch of ``{"node_id", "up", "down"}``: heard now, with more bytes moved."""
+    # In one order, as far as the database keeps it: two that write the same nodes shall not wait
+    # for each other in a circle.
+    ordered = sorted(values, key=lambda row: str(row["node_id"]))
+    found = rows(tx, "heard", _HEARD, ordered)
+    await tx.run(
         update(nodes)
-        .where(nodes.c.id == bindparam("node"))
+        .where(nodes.c.id == found.c.node_id)
         .values(
             last_heard_at=tx.now,
-            intent=bindparam("intent"),
-            intent_reason=bindparam("reason"),
-            bytes_up=nodes.c.bytes_up + bindparam("up"),
-            bytes_down=nodes.c.bytes_down + bindparam("down"),
-        ),
-        sorted(rows, key=lambda row: str(row["node"])),
+            bytes_up=nodes.c.bytes_up + found.c.up,
+            bytes_down=nodes.c.bytes_down + found.c.down,
+        )
     )
 
 
-async def set_machines(tx: Tx, machines: Mapping[str, Any]) -> None:
-    """Write what nodes were measured to have, by node."""
-    for node_id, machine in sorted(machines.items()):
-        await change_node(tx, node_id, machine=machine)
-
-
-async def orders(tx: Tx) -> dict[str, str]:
-    """What the operator wants of nodes, of those that shall not simply contribute."""
+async def orders(tx: Tx, ids: Collection[str]) -> dict[str, str]:
+    """What the operator wants of nodes, of those of ``ids`` that shall not simply contribute."""
     query = select(nodes.c.id, nodes.c.ordered).where(nodes.c.ordered != "contribute")
-    return {row.id: row.ordered for row in await tx.all(query)}
+    return {row.id: row.ordered for row in await tx.all(query.where(among(tx, nodes.c.id, ids)))}
 
 
 async def add_failure(
@@ -146,7 +162,7 @@ def _counted(since: float) -> ColumnElement[bool]:
 async def suspects(tx: Tx, since: float, jobs: int) -> Sequence[str]:
     """Nodes that failed in at least so many different jobs behind ``since``, and since their
     standing was set last."""
-    rows = await tx.all(
+    found = await tx.all(
         select(failures.c.node_id)
         .join(nodes, nodes.c.id == failures.c.node_id)
         .where(_counted(since))
@@ -154,7 +170,7 @@ async def suspects(tx: Tx, since: float, jobs: int) -> Sequence[str]:
         .having(func.count(failures.c.job_id.distinct()) >= jobs)
         .order_by(failures.c.node_id)
     )
-    return [row.node_id for row in rows]
+    return [row.node_id for row in found]
 
 
 async def failures_since(tx: Tx, since: float, node_id: str) -> Sequence[AnyRow]:
@@ -182,12 +198,12 @@ async def others_could(tx: Tx, job_ids: Collection[str], node_id: str) -> set[st
     """Of ``job_ids`` those in which another node's work was accepted."""
     if not job_ids:
         return set()
-    rows = await tx.all(
+    found = await tx.all(
         select(submissions.c.job_id)
         .where(submissions.c.job_id.in_(list(job_ids)), submissions.c.node_id != node_id)
         .distinct()
     )
-    return {row.job_id for row in rows}
+    return {row.job_id for row in found}
 
 
 async def set_liveness(
@@ -226,7 +242,7 @@ async def set_online(tx: Tx, ids: Collection[str]) -> Sequence[AnyRow]:
         return []
     return await tx.all(
         update(nodes)
-        .where(nodes.c.id.in_(list(ids)), nodes.c.liveness != Liveness.ONLINE.value)
+        .where(among(tx, nodes.c.id, ids), nodes.c.liveness != Liveness.ONLINE.value)
         .values(liveness=Liveness.ONLINE.value)
         .returning(nodes.c.id)
     )
@@ -299,10 +315,17 @@ async def open_sessions(tx: Tx, ids: Collection[str]) -> set[str]:
     """Which of the sessions ``ids`` have not been ended."""
     if not ids:
         return set()
-    rows = await tx.all(
-        select(sessions.c.id).where(sessions.c.id.in_(list(ids)), sessions.c.ended_at.is_(None))
+    found = await tx.all(
+        select(sessions.c.id).where(among(tx, sessions.c.id, ids), sessions.c.ended_at.is_(None))
     )
-    return {row.id for row in rows}
+    return {row.id for row in found}
+
+
+async def ended_sessions(tx: Tx, ids: Collection[str]) -> set[str]:
+    """Which of the sessions ``ids`` are open no more."""
+    asked = rows(tx, "asked", {"id": TEXT}, [{"id": i} for i in ids])
+    is_open = exists().where(sessions.c.id == asked.c.id, sessions.c.ended_at.is_(None))
+    return {row.id for row in await tx.all(select(asked.c.id).where(~is_open))}
 
 
 async def node_of_session(tx: Tx, session_id: str, node_id: str) -> AnyRow | None:
@@ -382,10 +405,10 @@ async def fact(tx: Tx, key: str) -> str | None:
 
 async def facts(tx: Tx, prefix: str) -> list[tuple[str, str]]:
     """All facts whose keys begin with ``prefix``."""
-    rows = await tx.all(
+    found = await tx.all(
         select(meta.c.key, meta.c.value).where(meta.c.key.startswith(prefix, autoescape=True))
     )
-    return [(str(row.key), str(row.value)) for row in rows]
+    return [(str(row.key), str(row.value)) for row in found]
 
 
 async def drop_fact(tx: Tx, key: str) -> None:

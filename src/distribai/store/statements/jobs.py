@@ -149,6 +149,25 @@ async def version(tx: Tx, job_id: str, number: int) -> AnyRow | None:
     )
 
 
+async def has_version(tx: Tx, job_id: str, number: int) -> bool:
+    """Whether there is such a version."""
+    query = select(versions.c.version).where(
+        versions.c.job_id == job_id, versions.c.version == number
+    )
+    return await tx.first(query) is not None
+
+
+async def weights_hash(tx: Tx, job_id: str, number: int) -> str:
+    """The hash of a version's weights, for which a task was made."""
+    found = await tx.scalar(
+        select(versions.c.weights_hash).where(
+            versions.c.job_id == job_id, versions.c.version == number
+        )
+    )
+    assert found is not None, "a task is made for a version that exists"
+    return str(found)
+
+
 async def all_versions(
     tx: Tx, job_id: str, after: int = -1, limit: int | None = None
 ) -> Sequence[AnyRow]:

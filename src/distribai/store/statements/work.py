@@ -9,6 +9,7 @@ from sqlalchemy import and_, func, insert, or_, select, update
 
 from distribai.core.states import RoundState, TaskState
 from distribai.store.engine import AnyRow, Tx
+from distribai.store.listed import among
 from distribai.store.tables import jobs, rounds, submissions, tasks
 
 OPEN_TASKS = (TaskState.QUEUED, TaskState.LEASED, TaskState.SUBMITTED, TaskState.VERIFYING)
@@ -110,20 +111,30 @@ async def set_deadline(tx: Tx, job_id: str, number: int, take: int, deadline: fl
 # ------------------------------------------------------------------ tasks
 
 
-async def add_task(tx: Tx, **values: Any) -> None:
-    """Insert a task under the job's next number; the caller has locked the job."""
-    number = (
-        select(func.coalesce(func.max(tasks.c.seq), 0) + 1)
-        .where(tasks.c.job_id == values["job_id"])
-        .scalar_subquery()
-    )
-    defaults = {"seq": number, "state": TaskState.QUEUED.value, "causes": [], "params": {}}
-    await tx.run(insert(tasks).values({**defaults, "created_at": tx.now, **values}))
+async def add_tasks(tx: Tx, job_id: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Insert tasks of a job under its next numbers, in this order; the caller has locked the job.
+    All rows have the same columns."""
+    last = await tx.scalar(select(func.max(tasks.c.seq)).where(tasks.c.job_id == job_id)) or 0
+    defaults = {
+        "job_id": job_id,
+        "state": TaskState.QUEUED.value,
+        "causes": [],
+        "params": {},
+        "created_at": tx.now,
+    }
+    numbered = enumerate(rows, start=last + 1)
+    await tx.run_many(insert(tasks), [{**defaults, "seq": seq, **row} for seq, row in numbered])
 
 
 async def get_task(tx: Tx, task_id: str) -> AnyRow | None:
     """One task."""
     return await tx.first(select(tasks).where(tasks.c.id == task_id))
+
+
+async def job_of(tx: Tx, task_id: str) -> str | None:
+    """The job that a task is of."""
+    found = await tx.scalar(select(tasks.c.job_id).where(tasks.c.id == task_id))
+    return None if found is None else str(found)
 
 
 async def change_task(tx: Tx, task_id: str, **values: Any) -> None:
@@ -173,11 +184,31 @@ async def tasks_in(
     return await tx.all(query.order_by(tasks.c.job_id, tasks.c.seq))
 
 
+async def leased_devices(
+    tx: Tx, ids: Collection[str] | None = None, *, after: str = "", upto: str = ""
+) -> Sequence[AnyRow]:
+    """Node and device of every leased task: of the nodes ``ids``, or of those whose ids lie behind
+    ``after``, up to ``upto`` unless that is empty."""
+    query = select(tasks.c.node_id, tasks.c.device).where(tasks.c.state == TaskState.LEASED.value)
+    if ids is not None:
+        return await tx.all(query.where(among(tx, tasks.c.node_id, ids)))
+    if upto:
+        query = query.where(tasks.c.node_id <= upto)
+    return await tx.all(query.where(tasks.c.node_id > after))
+
+
+async def leased_to(tx: Tx, ids: Collection[str]) -> Sequence[AnyRow]:
+    """Leased tasks of the nodes ``ids``, by job and number."""
+    query = select(tasks).where(tasks.c.state == TaskState.LEASED.value)
+    query = query.where(among(tx, tasks.c.node_id, ids))
+    return await tx.all(query.order_by(tasks.c.job_id, tasks.c.seq))
+
+
 async def tasks_by_id(tx: Tx, ids: Collection[str]) -> Sequence[AnyRow]:
     """Tasks by id, in no order."""
     if not ids:
         return []
-    return await tx.all(select(tasks).where(tasks.c.id.in_(list(ids))))
+    return await tx.all(select(tasks).where(among(tx, tasks.c.id, ids)))
 
 
 async def queued_with_job(tx: Tx) -> Sequence[AnyRow]:

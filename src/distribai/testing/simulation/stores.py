@@ -79,7 +79,9 @@ class InlineDatabase(Database):
         await super().close()
 
     @asynccontextmanager
-    async def _begin(self, engine: AsyncEngine, point: str = "") -> AsyncIterator[Tx]:
+    async def _begin(
+        self, engine: AsyncEngine, point: str = "", now: float | None = None
+    ) -> AsyncIterator[Tx]:
         inline = self._write_engine if engine is self._writer else self._read_engine
         with inline.connect() as connection, connection.begin():
             yield _InlineTx(
