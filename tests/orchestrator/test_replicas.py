@@ -162,8 +162,7 @@ async def test_replicas_that_write_about_the_same_nodes_at_once_do_not_undo_each
     async def hear(world: World) -> None:
         for _ in range(40):
             async with world.grid.db.write() as tx:
-                rows = [{"node": i, "intent": "contribute", "up": 1, "down": 1} for i in forth]
-                await fleet.heard(tx, rows)
+                await fleet.heard(tx, [{"node_id": i, "up": 1, "down": 1} for i in forth])
 
     async def start(world: World) -> None:
         for _ in range(40):

@@ -118,10 +118,12 @@ _HEARD = {"node_id": TEXT, "up": BIG, "down": BIG}
 
 async def heard(tx: Tx, values: Sequence[Mapping[str, Any]]) -> None:
     """Write a batch of ``{"node_id", "up", "down"}``: heard now, with more bytes moved."""
-    # In one order, as far as the database keeps it: two that write the same nodes shall not wait
-    # for each other in a circle.
-    ordered = sorted(values, key=lambda row: str(row["node_id"]))
-    found = rows(tx, "heard", _HEARD, ordered)
+    found = rows(tx, "heard", _HEARD, values)
+    if tx.dialect == "postgresql":
+        # In one order: two that write the same nodes would wait for each other.
+        ids = among(tx, nodes.c.id, [row["node_id"] for row in values])
+        locked = select(nodes.c.id).where(ids).order_by(nodes.c.id).with_for_update(key_share=True)
+        await tx.run(select(func.count()).select_from(locked.subquery()))
     await tx.run(
         update(nodes)
         .where(nodes.c.id == found.c.node_id)
