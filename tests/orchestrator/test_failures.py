@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from distribai.core.tasks import Outcome
+from distribai.core.spec import BlobRef
+from distribai.core.tasks import Assignment, Outcome
 from distribai.errors import Unavailable
+from distribai.merge import weights
 from distribai.orchestrator import traffic
 from distribai.orchestrator.fleet.liveness import flush
 from distribai.orchestrator.fleet.queries import list_nodes
@@ -15,7 +17,7 @@ from distribai.orchestrator.jobs import queries
 from distribai.orchestrator.jobs.why import why_job
 from distribai.store.statements import records
 from distribai.wire.v1 import distribai_pb2 as pb
-from tests.orchestrator.harness import World
+from tests.orchestrator.harness import FakeNode, World
 from tests.orchestrator.test_exactly_once import finish_everything
 from tests.orchestrator.test_whole_job import assert_every_position_once
 
@@ -153,7 +155,10 @@ async def test_a_job_whose_last_loss_cannot_be_measured_completes_and_says_so(
     assert "no luck" in record.reason
 
 
-async def test_a_merge_that_would_hold_infinities_fails_the_job(world: World) -> None:
+async def test_a_merge_that_would_hold_infinities_fails_the_job(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights, "LARGEST", 3.3e38)  # what is let in could not do it by itself
     a = await world.node("a")
     job_id = await world.job()
     for _ in range(2):  # the first such step is still finite, the second is not
@@ -165,6 +170,28 @@ async def test_a_merge_that_would_hold_infinities_fails_the_job(world: World) ->
     record = await queries.show_job(world.grid, job_id)
     assert record.state == "failed"
     assert "cannot be merged" in record.reason
+
+
+async def test_absurd_values_are_the_node_s_failure_and_not_the_job_s(world: World) -> None:
+    a, b = await world.node("a"), await world.node("b")
+    job_id = await world.job()
+    task = await a.next_training()
+    honest = await a.outcome(task)
+    monstrous = await absurd(world, a, task, honest)
+    await a.report(replace(honest, delta=monstrous))
+    await world.settle()
+    (refused,) = [ack for ack in a.acks if ack.task_id == task.task_id]
+    assert (refused.counted, refused.code) == (False, "task.rejected")
+    assert "values beyond 1e+18" in refused.reason
+    assert await world.run_job(job_id) == "completed"
+    assert b.acks
+
+
+async def absurd(world: World, node: FakeNode, task: Assignment, honest: Outcome) -> BlobRef:
+    """A delta that only a node with a program of its own would send."""
+    with pytest.MonkeyPatch.context() as own:
+        own.setattr(weights, "LARGEST", 3.3e38)
+        return await node.upload(task, honest.steps, honest.tokens, value=3e38)
 
 
 async def test_bytes_are_counted_by_job_and_kind(any_world: World) -> None:
