@@ -40,7 +40,7 @@ async def test_every_byte_is_counted_once_whichever_way_it_came(
         client = BlobClient(app.url, lambda: node.token, FakeClock(), NoJitter(), trust_env=False)
         await client.download(ref, tmp_path / "out", job_id)
         await client.close()
-    assert client.bytes_down == ref.size
+    assert client.traffic.down.total == ref.size
     await flush(grid)
     async with grid.db.read() as tx:
         assert await records.traffic_of(tx, job_id) == {"weights": (0, ref.size)}
