@@ -215,9 +215,10 @@ class Orchestrator:
         key: Key | None = None,
     ) -> str:
         task_id = grid.new_id("task")
-        text = f"{prompt}/{version}/{max_tokens}/{temperature}/{seed}"
+        number, _ = await self.weights_blob(grid, job_id, version)
+        text = f"{prompt}/{number}/{max_tokens}/{temperature}/{seed}"
         made = task_record(task_id, job_id, self.answer, text)
-        self.tasks[task_id] = dataclasses.replace(made, round=version or 0)
+        self.tasks[task_id] = dataclasses.replace(made, round=number)
         return task_id
 
     async def wait_for_task(self, grid: Grid, task_id: str, patience: float) -> TaskRecord:
