@@ -46,6 +46,7 @@ PLACES = {
 
 PLAIN = {
     "header.Upload-Offset",
+    "header.X-DistribAI-Follow",
     *(f"query.{n}" for n in ("kind", "limit", "nodes", "state", "version", "wait")),
     *(f"body.{n}" for n in ("name", "login", "size", "why", "weight", "role", "url", "kinds")),
     *(f"body.{n}" for n in ("expires_s", "note", "trusted", "uses", "scopes", "version")),

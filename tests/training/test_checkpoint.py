@@ -85,10 +85,12 @@ class Machine:
         desk.loop.micro_batch = self.micro_batch
         gate = gate or Script()
         run = Run(task, str(self.out), "cpu", 1, limits)
-        outcome, path = desk.train(run, self.fetch, gate, no_report, self.told.append)
+        done = desk.train(run, self.fetch, gate, no_report, self.told.append)
         self.steps_trained = gate.steps
-        assert hashlib.sha256(path.read_bytes()).hexdigest() == (outcome.delta or B).sha256  # type: ignore[union-attr]
-        return outcome
+        written = hashlib.sha256(Path(done.delta_path).read_bytes()).hexdigest()
+        assert done.outcome.delta is not None
+        assert done.outcome.delta.sha256 == written
+        return done.outcome
 
     def interrupted(self, after: int, **how: object) -> None:
         with pytest.raises(Killed):
