@@ -32,23 +32,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from sqlalchemy import Executable, Row, Table, event, text
+from sqlalchemy import Executable, Row, Table, text
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.engine import URL, CursorResult, make_url
-from sqlalchemy.exc import (
-    ArgumentError,
-    DBAPIError,
-    InterfaceError,
-    InvalidatePoolError,
-    NoSuchModuleError,
-    OperationalError,
-)
+from sqlalchemy.engine import CursorResult
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
-from sqlalchemy.pool import ConnectionPoolEntry
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from distribai import points
-from distribai.errors import Unavailable, UsageError
+from distribai.errors import Unavailable
+from distribai.store.drivers import check_directory, driver_url, postgres_engine, sqlite_engine
 
 T = TypeVar("T")
 
@@ -63,14 +56,8 @@ AnyResult = CursorResult[*tuple[Any, ...]]
 NOW = text("SELECT extract(epoch FROM clock_timestamp())::double precision")
 """PostgreSQL's time, seconds since 1970."""
 
-BUSY_S = 30.0
-"""Seconds that SQLite waits for a lock that another process (a backup) holds."""
-
 CHANNEL = "distribai"
 """The channel of hints between processes on one PostgreSQL database."""
-
-PING_S = 5.0
-"""Seconds without use after which a connection to PostgreSQL is asked whether it still is one."""
 
 PASSING = ("08", "40001", "40P01", "53", "55P03", "57", "58", "25006")
 """Beginnings of PostgreSQL's SQLSTATE codes for what passes: connections; transactions that were
@@ -167,7 +154,7 @@ class Database:
     def __init__(
         self, url: str, clock: Callable[[], float] | None = None, *, durable: bool = True
     ) -> None:
-        self.url = _driver_url(url)
+        self.url = driver_url(url)
         self.dialect: Dialect = (
             "sqlite" if self.url.get_backend_name() == "sqlite" else "postgresql"
         )
@@ -181,11 +168,11 @@ class Database:
         self._reader: AsyncEngine
         self._glancer: AsyncEngine
         if self.dialect == "sqlite":
-            _check_directory(self.url)
-            self._writer = _sqlite_engine(self.url, "BEGIN IMMEDIATE", 1, durable)
-            self._reader = self._glancer = _sqlite_engine(self.url, "BEGIN", READERS, durable)
+            check_directory(self.url)
+            self._writer = sqlite_engine(self.url, "BEGIN IMMEDIATE", 1, durable)
+            self._reader = self._glancer = sqlite_engine(self.url, "BEGIN", READERS, durable)
         else:
-            self._writer = _postgres_engine(self.url)
+            self._writer = postgres_engine(self.url)
             self._reader = self._writer.execution_options(
                 isolation_level="REPEATABLE READ", postgresql_readonly=True
             )
@@ -405,88 +392,3 @@ async def _connect(engine: AsyncEngine) -> AsyncConnection:
 
 async def _start(conn: AsyncConnection) -> None:
     await conn.begin()
-
-
-def _driver_url(url: str) -> URL:
-    drivers = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg"}
-    try:
-        parsed = make_url(url)
-        backend = drivers[parsed.get_backend_name()]
-        parsed = parsed.set(drivername=backend)
-        parsed.get_dialect().import_dbapi()
-    except (ArgumentError, KeyError, NoSuchModuleError) as problem:
-        raise UsageError(
-            "config.invalid",
-            f"{url.split('@')[-1]!r} is not the URL of a database that a grid can live in.",
-            "Give sqlite:///path/to/grid.sqlite3 or postgresql://user@host/name.",
-            field="db",
-        ) from problem
-    except ImportError as problem:
-        raise UsageError(
-            "config.invalid",
-            f"The driver for this database is not installed: {problem.name}.",
-            "Install distribai[postgres].",
-            field="db",
-        ) from problem
-    return parsed
-
-
-def _check_directory(url: URL) -> None:
-    directory = Path(url.database or "").absolute().parent
-    if not directory.is_dir():
-        raise Unavailable(
-            "grid.database",
-            f"The directory of the database does not exist: {directory}.",
-            "Make it, or give another path.",
-        )
-
-
-def _postgres_engine(url: URL) -> AsyncEngine:
-    engine = create_async_engine(url, pool_size=8)
-    driver = engine.dialect.loaded_dbapi
-
-    @event.listens_for(engine.sync_engine, "checkin")
-    def on_checkin(_connection: object, record: ConnectionPoolEntry) -> None:
-        record.info["used_at"] = time.monotonic()
-
-    @event.listens_for(engine.sync_engine, "checkout")
-    def on_checkout(connection: Any, record: ConnectionPoolEntry, _proxy: object) -> None:
-        """Take another connection in place of one that has broken meanwhile. One whose other side
-        has closed it knows; whether the other side is still there is asked after a pause only,
-        because asking takes as long as a statement."""
-        used_at = record.info.get("used_at")
-        if used_at is None:
-            return
-        broken = connection.driver_connection.is_closed()
-        if not broken and time.monotonic() - used_at > PING_S:
-            try:
-                connection.ping()
-            except (driver.Error, OSError):
-                broken = True
-        if broken:
-            raise InvalidatePoolError  # the others are no better
-
-    return engine
-
-
-def _sqlite_engine(url: URL, begin: str, size: int, durable: bool) -> AsyncEngine:
-    engine = create_async_engine(
-        url, pool_size=size, max_overflow=0, connect_args={"timeout": BUSY_S}
-    )
-
-    @event.listens_for(engine.sync_engine, "connect")
-    def on_connect(connection: Any, _record: object) -> None:
-        # The driver's own idea of when to begin is switched off: transactions begin below.
-        connection.isolation_level = None
-        cursor = connection.cursor()
-        cursor.execute("PRAGMA journal_mode = WAL")
-        # FULL: a commit is on disk before it is acknowledged, also across a power cut.
-        cursor.execute(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")
-        cursor.execute("PRAGMA foreign_keys = ON")
-        cursor.close()
-
-    @event.listens_for(engine.sync_engine, "begin")
-    def on_begin(connection: Any) -> None:
-        connection.exec_driver_sql(begin)
-
-    return engine

@@ -1,0 +1,118 @@
+"""The drivers of both kinds of database, and how their connections are made and looked after."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import event
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, InvalidatePoolError, NoSuchModuleError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.pool import ConnectionPoolEntry
+
+from distribai.errors import Unavailable, UsageError
+
+BUSY_S = 30.0
+"""Seconds that SQLite waits for a lock that another process (a backup) holds."""
+
+PING_S = 5.0
+"""Seconds without use after which a connection to PostgreSQL is asked whether it still is one."""
+
+
+def driver_url(url: str) -> URL:
+    """A database's URL, with the driver that is used for its kind.
+
+    Raises:
+        UsageError: ``config.invalid``: another kind of database, or its driver is not installed.
+    """
+    drivers = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg"}
+    try:
+        parsed = make_url(url)
+        backend = drivers[parsed.get_backend_name()]
+        parsed = parsed.set(drivername=backend)
+        parsed.get_dialect().import_dbapi()
+    except (ArgumentError, KeyError, NoSuchModuleError) as problem:
+        raise UsageError(
+            "config.invalid",
+            f"{url.split('@')[-1]!r} is not the URL of a database that a grid can live in.",
+            "Give sqlite:///path/to/grid.sqlite3 or postgresql://user@host/name.",
+            field="db",
+        ) from problem
+    except ImportError as problem:
+        raise UsageError(
+            "config.invalid",
+            f"The driver for this database is not installed: {problem.name}.",
+            "Install distribai[postgres].",
+            field="db",
+        ) from problem
+    return parsed
+
+
+def check_directory(url: URL) -> None:
+    """Refuse an SQLite file whose directory is not there.
+
+    Raises:
+        Unavailable: ``grid.database``.
+    """
+    directory = Path(url.database or "").absolute().parent
+    if not directory.is_dir():
+        raise Unavailable(
+            "grid.database",
+            f"The directory of the database does not exist: {directory}.",
+            "Make it, or give another path.",
+        )
+
+
+def postgres_engine(url: URL) -> AsyncEngine:
+    """A pool of connections to PostgreSQL, in which broken ones are replaced."""
+    engine = create_async_engine(url, pool_size=8)
+    driver = engine.dialect.loaded_dbapi
+
+    @event.listens_for(engine.sync_engine, "checkin")
+    def on_checkin(_connection: object, record: ConnectionPoolEntry) -> None:
+        record.info["used_at"] = time.monotonic()
+
+    @event.listens_for(engine.sync_engine, "checkout")
+    def on_checkout(connection: Any, record: ConnectionPoolEntry, _proxy: object) -> None:
+        """Take another connection in place of one that has broken meanwhile. One whose other side
+        has closed it knows; whether the other side is still there is asked after a pause only,
+        because asking takes as long as a statement."""
+        used_at = record.info.get("used_at")
+        if used_at is None:
+            return
+        broken = connection.driver_connection.is_closed()
+        if not broken and time.monotonic() - used_at > PING_S:
+            try:
+                connection.ping()
+            except (driver.Error, OSError):
+                broken = True
+        if broken:
+            raise InvalidatePoolError  # the others are no better
+
+    return engine
+
+
+def sqlite_engine(url: URL, begin: str, size: int, durable: bool) -> AsyncEngine:
+    """A pool of ``size`` connections to an SQLite file, whose transactions open with ``begin``."""
+    engine = create_async_engine(
+        url, pool_size=size, max_overflow=0, connect_args={"timeout": BUSY_S}
+    )
+
+    @event.listens_for(engine.sync_engine, "connect")
+    def on_connect(connection: Any, _record: object) -> None:
+        # The driver's own idea of when to begin is switched off: transactions begin below.
+        connection.isolation_level = None
+        cursor = connection.cursor()
+        cursor.execute("PRAGMA journal_mode = WAL")
+        # FULL: a commit is on disk before it is acknowledged, also across a power cut.
+        cursor.execute(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")
+        cursor.execute("PRAGMA foreign_keys = ON")
+        cursor.close()
+
+    @event.listens_for(engine.sync_engine, "begin")
+    def on_begin(connection: Any) -> None:
+        connection.exec_driver_sql(begin)
+
+    return engine
