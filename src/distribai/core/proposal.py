@@ -32,8 +32,9 @@ GROWTH: Final = 1.25
 CHANGED: Final = {"rounds": ("inner_steps", "codec_up", "codec_down"), "outer": ("eta", "mu")}
 """What a proposal may change."""
 
-CODECS: Final = ("int4", "int2", "sparse")
-"""What is tried instead of the job's own codecs, both ways, the least harmful first."""
+CODECS: Final = ("int4", "sparse")
+"""What is tried instead of the job's own codecs, both ways, the least harmful first. Not int2:
+it cost 11 % of the loss in 10 and 16 rounds (docs/explanation/silence.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +54,9 @@ def propose(
 
     The job's own where they leave :data:`TARGET` of the time for inner steps. Else, in this order,
     because int4 both ways costs no loss, longer rounds cost some, and what is coarser more (A1,
-    A3): int4, int4 with longer rounds, int2, sparse; longer rounds alone where there is no other
-    codec. Where nothing comes to :data:`AIM`, the least harmful that is as good as any, within
-    :data:`EQUAL`.
+    A3): int4, int4 with longer rounds, sparse in long runs; longer rounds alone where there is no
+    other codec. Where nothing comes to :data:`AIM`, the least harmful that is as good as any,
+    within :data:`EQUAL`.
 
     Raises:
         InvalidSpec: the architecture is not possible.
@@ -74,6 +75,8 @@ def propose(
     chosen, best = next(t for t in tried if t[1].compute_share >= enough)
     if chosen is not spec:
         words += f", and {best.compute_share:.0%} with it"
+    if chosen is not spec and chosen.rounds.codec_up == "sparse":
+        words += "; sparse codecs are for long runs and cost some of the loss in short ones"
     if best.compute_share < TARGET:
         words += (
             f"; nothing with at least {LEAST_ROUNDS} rounds reaches {TARGET:.0%}, more steps would "
