@@ -11,6 +11,27 @@ import os
 from pathlib import Path
 
 from distribai import points
+from distribai.errors import UsageError
+
+
+def state_directory(path: Path) -> None:
+    """Make the directory in which a program keeps its state, if it is not there.
+
+    Raises:
+        UsageError: ``io.file``: it cannot be made, or nothing can be written into it.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        why = "" if os.access(path, os.W_OK | os.X_OK) else "nothing can be written into it"
+    except OSError as problem:
+        why = problem.strerror or str(problem)
+    if why:
+        raise UsageError(
+            "io.file",
+            f"The state directory {path} cannot be used: {why}.",
+            "Give another one: --state-dir DIRECTORY; or change the rights on it.",
+            field="state_dir",
+        )
 
 
 def write(path: Path, data: bytes, *, point: str, mode: int = 0o644) -> None:

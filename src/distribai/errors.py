@@ -248,6 +248,7 @@ register(
     grid__locked="Another orchestrator already runs on this database file.",
     grid__port="The port is already in use.",
     grid__ca="The grid's certificate authority is another one than was promised, or is none.",
+    grid__blobs="The blob store is empty, or another grid's.",
     grid__keys="The grid's key files are missing, damaged, or another grid's.",
     grid__unreachable="The orchestrator cannot be reached.",
     grid__database="The database cannot be reached.",

@@ -190,3 +190,20 @@ def test_a_faster_line_never_lowers_the_share(mbps: float, faster: float) -> Non
 def test_seconds_are_told_for_people() -> None:
     told = [duration(s) for s in (0.034, 1.25, 12.3, 130, 7500, 90_000, 10**6)]
     assert told == ["0.034 s", "1.2 s", "12 s", "2.2 min", "2.1 h", "25 h", "12 days"]
+
+
+def test_who_is_unknown_is_taken_to_be_like_the_others_here() -> None:
+    spec = make_spec(workers_min=3)
+    here = [known(spec, 0.5, 1.0), known(spec, 0.7, 1.0, node_id="b"), Known("new", type="cuda")]
+    steps = {n.node_id: n.step_s for n in forecast(spec, here, NOTHING).nodes}
+    assert steps["new"] == pytest.approx(
+        operations(spec) / ((1 / 0.5 + 1 / 0.7) / 2 * operations(spec))
+    )
+
+
+def test_a_cpu_of_which_nothing_is_known_is_no_gpu() -> None:
+    spec = make_spec()
+    (cpu,) = forecast(spec, [Known("a", type="cpu")], NOTHING).nodes
+    (gpu,) = forecast(spec, [Known("a", type="cuda")], NOTHING).nodes
+    assert cpu.step_s == pytest.approx(operations(spec) / TYPICAL.cpu_operations_per_s)
+    assert gpu.step_s == pytest.approx(operations(spec) / TYPICAL.operations_per_s)

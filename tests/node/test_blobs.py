@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from distribai.errors import Integrity, NotAllowed, NotFound, Unavailable
 from distribai.node.blobs import BlobClient, Fetcher
@@ -53,6 +54,19 @@ async def test_a_truncated_download_goes_on_where_it_broke_off(
     ranges = [headers.get("range") for _, _, headers in server.requests]
     assert ranges[:3] == [None, "bytes=400000-", "bytes=700000-"]
     assert client.traffic.down.total == len(DATA)
+
+
+async def test_the_owner_is_told_of_an_address_that_nothing_comes_from(tmp_path: Path) -> None:
+    client = BlobClient(
+        "http://127.0.0.1:1", lambda: "secret", FakeClock(), NoJitter(), attempts=9, trust_env=False
+    )
+    with structlog.testing.capture_logs() as told, pytest.raises(Unavailable):
+        await client.download(ref_of(DATA), tmp_path / "x", "job_a")
+    assert [(line["failures"], line["address"]) for line in told] == [
+        (4, "http://127.0.0.1:1"),
+        (8, "http://127.0.0.1:1"),
+    ]
+    await client.close()
 
 
 async def test_a_grid_that_wants_a_pause_gets_it(server: BlobServer, tmp_path: Path) -> None:

@@ -14,14 +14,18 @@ from grpc import aio
 from sqlalchemy import make_url
 
 from distribai.errors import Conflict, UsageError
+from distribai.orchestrator import duties
 from distribai.orchestrator.addresses import public_host
+from distribai.orchestrator.fleet.queries import summary
 from distribai.orchestrator.main import Orchestrator, run_orchestrator
 from distribai.orchestrator.webhooks.commands import create_webhook
 from distribai.orchestrator.webhooks.keys import WEBHOOK_KEY
 from distribai.sections import OrchestratorSettings
+from distribai.store.statements import records
 from distribai.wire import joinlink, signing
 from distribai.wire.v1 import distribai_pb2 as pb
 from distribai.wire.v1.distribai_pb2_grpc import NodeServiceStub
+from tests.node.helpers import eventually
 
 
 def settings(directory: Path, **changes: object) -> OrchestratorSettings:
@@ -185,3 +189,47 @@ def test_a_signal_stops_it_with_status_0(tmp_path: Path) -> None:
 
     assert run_orchestrator(settings(tmp_path), on_ready) == 0
     assert seen
+
+
+async def test_a_store_that_has_nothing_of_the_grid_is_refused(tmp_path: Path) -> None:
+    orchestrator = Orchestrator(settings(tmp_path))
+    await orchestrator.start()
+    refs = [await orchestrator.grid.blobs.put_bytes(b"weights" * n) for n in (1, 2)]
+    async with orchestrator.grid.db.write() as tx:
+        for ref in refs:
+            await records.add_blob(tx, ref, "weights")
+    await orchestrator.stop()
+    elsewhere = Orchestrator(settings(tmp_path, blobs=str(tmp_path / "forgotten")))
+    with pytest.raises(Conflict) as caught:
+        await elsewhere.start()
+    assert caught.value.code == "grid.blobs"
+    assert str(tmp_path / "forgotten") in caught.value.message
+    (tmp_path / "blobs" / "sha256" / refs[0].sha256[:2] / refs[0].sha256).unlink()
+    again = Orchestrator(settings(tmp_path))
+    await again.start()  # one that is lost is its job's matter
+    await again.stop()
+
+
+async def test_a_duty_that_cannot_go_on_is_a_problem_of_the_grid_s_health(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away = [True]
+
+    async def merge(_: object) -> tuple[bool, None]:
+        if away[0]:
+            raise OSError(28, "No space left on device")
+        return False, None
+
+    monkeypatch.setattr(duties, "merge_all", merge)
+    orchestrator = Orchestrator(settings(tmp_path))
+    await orchestrator.start()
+    grid = orchestrator.grid
+    await eventually(lambda: "merge" in grid.troubles)
+    (problem,) = (await summary(grid)).problems
+    assert "merge" in problem
+    assert "No space left on device" in problem
+    away[0] = False
+    grid.wake.set()
+    await eventually(lambda: not grid.troubles)
+    assert (await summary(grid)).problems == ()
+    await orchestrator.stop()

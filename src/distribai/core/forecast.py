@@ -13,12 +13,14 @@ until the last of those arrives, and the overhead; *compute share* is a node's s
 steps over the seconds that it is in the round.
 
 Seconds of a step come from what the device did before, else from its benchmark; rates from what was
-measured; and where nothing is known from :data:`TYPICAL`, which is then said.
+measured. A device of which nothing is known yet is taken to be like those of which something is,
+in the median, and where nothing is known of any, from :data:`TYPICAL`; either is then said.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
@@ -53,11 +55,13 @@ FORWARD: Final = 1 / 3
 
 @dataclass(frozen=True, slots=True)
 class Typical:
-    """A machine of which nothing is known: a home's GPU and cable line."""
+    """A machine of which nothing is known: a home's GPU and cable line; or, where it is known to
+    have no GPU, two threads of a CPU (a small model in PyTorch, measured)."""
 
     up_mbps: float = 10.0
     down_mbps: float = 40.0
     operations_per_s: float = 2e12
+    cpu_operations_per_s: float = 8e10
 
 
 TYPICAL: Final = Typical()
@@ -65,7 +69,7 @@ TYPICAL: Final = Typical()
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is known of one device and its machine; None or 0: nothing.
+    """What is known of one device and its machine; None, 0 or empty: nothing.
 
     ``operations_per_s`` are what it reached in training, at :data:`FLOPS_PER_WEIGHT` for each
     parameter and token; ``gflops`` its benchmark's matrix products, 10^9 a second. ``up_mbps`` and
@@ -75,6 +79,7 @@ class Known:
 
     node_id: str = ""
     device: int = 0
+    type: str = ""
     operations_per_s: float = 0.0
     gflops: float = 0.0
     up_mbps: float = 0.0
@@ -143,7 +148,8 @@ def fastest(spec: JobSpec, machines: Sequence[Known]) -> list[Known]:
     whole = plan(spec, parameters, 1)
     legs = (whole.bytes_up / whole.rounds, whole.bytes_down / whole.rounds)
     steps = spec.rounds.inner_steps
-    drafts = [_draft(spec, parameters, known, legs) for known in machines]
+    usual = _usual(machines)
+    drafts = [_draft(spec, parameters, known, legs, usual) for known in machines]
     drafts.sort(key=lambda d: d.seconds(steps))
     return [d.known for d in drafts[:MOST_MACHINES]]
 
@@ -174,7 +180,8 @@ def forecast(
     parameters = parameter_count(spec)
     whole = plan(spec, parameters, len(able))
     legs = (whole.bytes_up / whole.rounds, whole.bytes_down / whole.rounds)
-    drafts = [_draft(spec, parameters, known, legs) for known in able]
+    usual = _usual(machines)
+    drafts = [_draft(spec, parameters, known, legs, usual) for known in able]
     drafts.sort(key=lambda d: d.seconds(spec.rounds.inner_steps))
     parts = _split(spec, drafts[: spec.workers_max])
     rest = overhead.seconds
@@ -187,7 +194,7 @@ def forecast(
     share = sum(n.compute_s for n in nodes) / (length * len(nodes))
     for known in small:
         why = f"memory: it has {known.memory_mb} MB, and a task needs {need} MB"
-        idle = _Part(_draft(spec, parameters, known, legs), 0, math.inf)
+        idle = _Part(_draft(spec, parameters, known, legs, usual), 0, math.inf)
         nodes.append(replace(_node(spec, idle, length, rest, (0, 0)), why_slow=why))
     return Forecast(
         inner_steps=spec.rounds.inner_steps,
@@ -200,7 +207,7 @@ def forecast(
         bytes_down=whole.bytes_down,
         memory_bytes=memory_bytes(spec, parameters),
         nodes=tuple(nodes),
-        assumed=tuple(_assumed(nodes, len(machines), rest, overhead.basis)),
+        assumed=tuple(_assumed(nodes, len(machines), rest, overhead.basis, usual)),
     )
 
 
@@ -230,19 +237,33 @@ class _Draft:
         return max(0, int(left / self.step_s + 1e-9))
 
 
-def _draft(spec: JobSpec, parameters: int, known: Known, legs: tuple[float, float]) -> _Draft:
-    operations = FLOPS_PER_WEIGHT * parameters * spec.batch * spec.seq_len
-    rate, basis = TYPICAL.operations_per_s, "typical"
+def _rate(known: Known) -> tuple[float, Basis] | None:
+    """Operations a second in training, as far as something is known of the device."""
     if known.operations_per_s > 0:
-        rate, basis = known.operations_per_s, "measured"
-    elif known.gflops > 0:
-        rate, basis = known.gflops * 1e9 * EFFICIENCY, "benchmark"
+        return known.operations_per_s, "measured"
+    if known.gflops > 0:
+        return known.gflops * 1e9 * EFFICIENCY, "benchmark"
+    return None
+
+
+def _usual(machines: Sequence[Known]) -> float:
+    """The median of the rates that are known; 0: none is."""
+    rates = [found[0] for known in machines if (found := _rate(known)) is not None]
+    return statistics.median(rates) if rates else 0.0
+
+
+def _draft(
+    spec: JobSpec, parameters: int, known: Known, legs: tuple[float, float], usual: float
+) -> _Draft:
+    operations = FLOPS_PER_WEIGHT * parameters * spec.batch * spec.seq_len
+    guess = TYPICAL.cpu_operations_per_s if known.type == "cpu" else TYPICAL.operations_per_s
+    rate, basis = _rate(known) or (usual or guess, "typical")
     up = known.up_mbps or TYPICAL.up_mbps
     down = known.down_mbps or TYPICAL.down_mbps
     return _Draft(
         known,
         operations / rate,
-        basis,  # type: ignore[arg-type]  # one of the three words above
+        basis,
         up,
         down,
         "measured" if known.up_mbps and known.down_mbps else "typical",
@@ -353,10 +374,15 @@ def _why_slow(spec: JobSpec, part: _Part, round_s: float, total: int) -> str:
 
 
 def _assumed(
-    nodes: Sequence[NodeForecast], machines: int, rest: float, basis: Basis
+    nodes: Sequence[NodeForecast], machines: int, rest: float, basis: Basis, usual: float
 ) -> Iterator[str]:
     line = f"{TYPICAL.up_mbps:g} Mbit/s up and {TYPICAL.down_mbps:g} down"
-    speed = f"{TYPICAL.operations_per_s / 1e12:g} TFLOP/s reached in training"
+    speed = (
+        f"the others' {usual / 1e9:.2g} GFLOP/s reached in training"
+        if usual
+        else f"{TYPICAL.operations_per_s / 1e9:g} GFLOP/s reached in training "
+        f"({TYPICAL.cpu_operations_per_s / 1e9:g} on a CPU)"
+    )
     here = [n for n in nodes if n.node_id]
     if not machines:
         yield f"no node is here yet; typical homes are assumed: {line}, {speed}"

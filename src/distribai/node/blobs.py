@@ -27,6 +27,7 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 import httpx
+import structlog
 
 from distribai.core.direct import CONNECT_S, FOLLOW_HEADER
 from distribai.core.spec import BlobRef
@@ -45,7 +46,12 @@ from distribai.node.clock import Clock, full_jitter
 from distribai.node.direct import ObjectStore
 from distribai.node.traffic import Traffic, Transfer
 
+log = structlog.get_logger("distribai.node")
+
 _TIMEOUT = httpx.Timeout(60.0, connect=15.0)
+
+TELL_EVERY = 4
+"""Failures in a row after which the owner is told, each time: some ten seconds without a byte."""
 
 
 class BlobClient:
@@ -365,6 +371,14 @@ class BlobClient:
                         "Check the network, that the orchestrator runs, and that the join link's "
                         "address for http is the right one.",
                     ) from problem
+                if failures % TELL_EVERY == 0:
+                    log.warning(
+                        f"the {what} of a blob does not get on",
+                        address=self._base_url,
+                        failures=failures,
+                        why=str(problem) or type(problem).__name__,
+                        hint="Is the join link's address for http the right one, and reachable?",
+                    )
                 if failures == 1:
                     waits = full_jitter(self._rng)
                 after = problem.after if isinstance(problem, Passing) else 0.0

@@ -74,6 +74,7 @@ class Grid:
     ask; ``sleep`` slows who asks too often. ``ca_pem`` is the CA that this process's certificate is
     signed by; empty without TLS, or with a certificate that everybody trusts. ``join_link``
     is what contributors paste, with the grid's standing invite; empty until this process listens.
+    ``troubles`` are why duties of this process cannot go on at present, by duty.
     ``presigner`` sends who asks for a blob on to the object store; None: all passes through here.
     """
 
@@ -100,6 +101,7 @@ class Grid:
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     ca_pem: str = ""
     presigner: Presigner | None = None
+    troubles: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Set up what follows from the settings."""

@@ -273,7 +273,9 @@ class Duties:
             if box is not None and duty != self.assign:  # which opens its box itself
                 box.take()
             try:
-                if await duty():
+                changed = await duty()
+                self.grid.troubles.pop(name, None)
+                if changed:
                     self.grid.wake.set()
                     if duty != self.assign:  # whose doing is in its box
                         continue
@@ -281,6 +283,7 @@ class Duties:
                 # The database, the blob store or the disk is away or full: everything is
                 # repeatable, so try again.
                 log.warning("duty.unavailable", duty=name, problem=str(problem))
+                self.grid.troubles[name] = str(problem)
                 failed = True
             finally:
                 took = self.grid.clock() - began

@@ -18,9 +18,10 @@ import structlog
 import uvicorn
 from grpc import aio
 
+from distribai import durable
 from distribai.core.ids import RANDOM_BYTES, make_id
 from distribai.errors import Conflict, Unavailable
-from distribai.orchestrator import addresses, certificates
+from distribai.orchestrator import addresses, certificates, places
 from distribai.orchestrator.addresses import join_address
 from distribai.orchestrator.certificates import ServerTls
 from distribai.orchestrator.context import Grid
@@ -129,7 +130,7 @@ class Orchestrator:
     async def _open_stores(self) -> str:
         """Open database and blobs and build the grid; the invite."""
         state = self.settings.state_dir
-        state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        durable.state_directory(state)
         db = Database(self.settings.database_url)
         if db.dialect == "sqlite":
             lock = FileLock(db.path)
@@ -142,6 +143,7 @@ class Orchestrator:
             state / "staging",
             max_bytes=self.settings.max_blob_bytes,
         )
+        await places.check_blobs(db, blobs, self.settings.blob_place)
         await ensure_mode(db, self.settings.mode)
         self.operator_token = await keys.ensure_operator_key(db, state, os.urandom)
         if self.operator_token:

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
+from distribai import durable
 from distribai.errors import Conflict
 
 POSIX = os.name == "posix"
@@ -62,6 +63,7 @@ class DirectoryLock:
 
     Raises:
         Conflict: ``node.locked``, on entering, when another process holds it.
+        UsageError: ``io.file``, on entering: it cannot be made or written.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -69,7 +71,7 @@ class DirectoryLock:
         self._descriptor = -1
 
     def __enter__(self) -> DirectoryLock:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        durable.state_directory(self._path.parent)
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         if not _system().lock(descriptor):
             os.close(descriptor)

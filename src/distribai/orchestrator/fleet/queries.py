@@ -136,6 +136,9 @@ async def _problems(
         await grid.blobs.exists("0" * 64)
     except Unavailable as problem:
         found.append(problem.message)
+    for why in sorted(set(grid.troubles.values())):
+        duties = ", ".join(sorted(n for n, text in grid.troubles.items() if text == why))
+        found.append(f"It cannot go on with some of its work ({duties}): {why}")
     if away := await stranded(grid):
         found.append(away)
     return tuple(found)

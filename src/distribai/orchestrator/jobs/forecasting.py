@@ -82,6 +82,7 @@ async def machines_for(tx: Tx, spec: JobSpec) -> list[Known]:
                 Known(
                     node_id=node.id,
                     device=device.index,
+                    type=device.type,
                     operations_per_s=reached.get((node.id, device.index), 0.0),
                     gflops=device.has.gflops,
                     up_mbps=machine.get("link_up_mbps", 0.0) / len(devices),

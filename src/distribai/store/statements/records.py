@@ -41,6 +41,12 @@ async def blob(tx: Tx, sha256: str) -> AnyRow | None:
     return await tx.first(select(blobs).where(blobs.c.sha256 == sha256))
 
 
+async def latest_blobs(tx: Tx, limit: int) -> Sequence[str]:
+    """Names of the blobs that were added last."""
+    rows = await tx.all(select(blobs.c.sha256).order_by(blobs.c.created_at.desc()).limit(limit))
+    return [row.sha256 for row in rows]
+
+
 async def add_traffic(tx: Tx, counted: Mapping[tuple[str, str, str], tuple[int, int]]) -> None:
     """Add bytes (up, down) by (job, node, kind)."""
     for (job_id, node_id, kind), (up, down) in sorted(counted.items()):
