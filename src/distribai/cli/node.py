@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -75,8 +74,8 @@ def start(
             "node.share": share,
             "node.up_mbps": up_mbps,
             "node.down_mbps": down_mbps,
-            "node.month_bytes": _bytes(month_gb, 10**9),
-            "node.cache_bytes": _bytes(cache_gb, 2**30),
+            "node.month_bytes": _bytes("--month-gb", "node.month_bytes", month_gb, 10**9),
+            "node.cache_bytes": _bytes("--cache-gb", "node.cache_bytes", cache_gb, 2**30),
             "node.state_dir": state_dir,
         }
     )
@@ -88,10 +87,24 @@ def start(
     return in_first_free(settings.home.state / "nodes", settings.node(), run_node)
 
 
-def _bytes(amount: float | None, unit: int) -> float | int | None:
-    """``amount`` in bytes; what is no number is left for the settings to refuse."""
-    if amount is None or not math.isfinite(amount):
-        return amount
+def _bytes(flag: str, setting: str, amount: float | None, unit: int) -> int | None:
+    """``amount`` in bytes.
+
+    Raises:
+        UsageError: ``config.invalid``, in the flag's own unit.
+    """
+    if amount is None:
+        return None
+    from distribai.errors import UsageError
+    from distribai.sections import BOUNDS
+
+    low, high = BOUNDS[setting]
+    if not low <= amount * unit <= high:
+        raise UsageError(
+            "config.invalid",
+            f"{flag} must lie between {low / unit:.2g} and {high / unit:.2g}, not be {amount:g}.",
+            field=setting,
+        )
     return int(amount * unit)
 
 
