@@ -74,10 +74,12 @@ class Result:
 
 
 class Hasty(random.Random):
-    """Chance that waits a short time only, before it tries again."""
+    """Chance that waits a short time only, before it tries again; not so short that a transfer has
+    used up its tries, and its attempt failed, before a busy machine has started the next process.
+    """
 
     def uniform(self, a: float, b: float) -> float:
-        return min(super().uniform(a, b), 0.2)
+        return min(super().uniform(a, b), 0.5)
 
 
 class Grid:

@@ -334,6 +334,22 @@ async def test_alone_it_gets_its_task_again_after_a_rest_and_the_job_goes_on(wor
     assert await world.run_job(job_id) == "completed"
 
 
+async def test_nodes_that_never_heard_of_their_slots_get_their_own_again(world: World) -> None:
+    """As after an orchestrator that died between the leases and the messages."""
+    a, b = await world.node("a"), await world.node("b")
+    await world.job(rounds=PATIENT, steps=2)
+    await world.settle()
+    before = {node.name: node.only_task().task_id for node in (a, b)}
+    for node in (a, b):
+        await node.vanish()
+    for node in (b, a):
+        node.tasks.clear()
+        node.session, node.channel = "", Channel()
+        await node.connect()
+    await world.settle()
+    assert {node.name: node.only_task().task_id for node in (a, b)} == before
+
+
 async def attempts_of(world: World, job_id: str, task_id: str) -> int:
     (found,) = [t for t in (await queries.list_tasks(world.grid, job_id)).items if t.id == task_id]
     return found.attempt

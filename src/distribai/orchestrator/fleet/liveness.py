@@ -263,17 +263,20 @@ async def release_node(
     keep: frozenset[str] = frozenset(),
     *,
     code: str,
+    back: bool = False,
 ) -> None:
     """Take all leased tasks of a node back, but those in ``keep``; ``code`` is the cause that is
-    noted with each."""
+    noted with each. ``back``: it is there, and only has them not."""
     async with grid.db.read() as tx:
         held = await work.tasks_in(tx, (TaskState.LEASED,), node_id=node_id)
     for task in held:
         if task.id not in keep:
-            await _release(grid, task, why, code=code)
+            await _release(grid, task, why, code=code, back=back)
 
 
-async def _release(grid: Grid, task: AnyRow, why: str, *, code: str, expired: bool = False) -> None:
+async def _release(
+    grid: Grid, task: AnyRow, why: str, *, code: str, expired: bool = False, back: bool = False
+) -> None:
     async with grid.db.write() as tx:
         await jobs.lock(tx, task.job_id)
         current = await work.get_task(tx, task.id)
@@ -282,7 +285,7 @@ async def _release(grid: Grid, task: AnyRow, why: str, *, code: str, expired: bo
             return
         if expired and current.lease_until > tx.now:
             return  # another replica has heard of it meanwhile
-        await results.lose_lease(tx, current, why, code)
+        await results.lose_lease(tx, current, why, code, back=back)
     grid.wake.set()
 
 

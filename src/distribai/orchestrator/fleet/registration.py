@@ -189,7 +189,7 @@ async def _enter(
         keep = frozenset(session.assigned)
         if any(task.id not in keep for task in leased):
             why = "its node came back without it"
-            await release_node(grid, node_id, why, keep=keep, code=tasks.LET_GO)
+            await release_node(grid, node_id, why, keep=keep, code=tasks.LET_GO, back=True)
     session.protocol, session.token_until = protocol, until
     return session, token, resumed, held
 

@@ -179,14 +179,17 @@ async def fail_job(tx: Tx, job: AnyRow, reason: str) -> None:
     await end_job(tx, running, JobState.FAILED, reason)
 
 
-async def lose_lease(tx: Tx, task: AnyRow, why: str, code: str = tasks.LOST) -> None:
-    """Take a leased task from a node that is gone, or will not have it; the job's row is locked."""
+async def lose_lease(
+    tx: Tx, task: AnyRow, why: str, code: str = tasks.LOST, *, back: bool = False
+) -> None:
+    """Take a leased task from a node that is gone, or will not have it, or is ``back`` without it;
+    the job's row is locked."""
     if await _round_is_over(tx, task):
         if code == tasks.LOST and (await late.destination(tx, task)).exists:
             await tasks.requeue(tx, task, why, code=code)  # nobody else gets it: see rounds.late
             return
         await tasks.end(tx, task, TaskState.CANCELLED, f"its round closed, and {why}")
-    elif await tasks.requeue(tx, task, why, code=code) is TaskState.FAILED:
+    elif await tasks.requeue(tx, task, why, code=code, back=back) is TaskState.FAILED:
         await after_failure(tx, task.id)
 
 

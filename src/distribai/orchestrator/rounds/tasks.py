@@ -211,12 +211,15 @@ async def requeue(
     *,
     cause: tuple[str, str] | None = None,
     code: str = LOST,
+    back: bool = False,
 ) -> TaskState | None:
     """Take a leased task back: queued again, or failed when its attempts are used up.
 
     ``cause`` (code, reason) is a failed attempt; without it the lease was lost, which is not
     a failure of the task; ``code`` then says how. Returns the new state, None when the task is no
     longer leased under the attempt of ``task``. After a failure it rests: see :data:`REST_S`.
+    ``back``: its node is there and only has it not, as when the orchestrator died between the
+    lease and the message: the slot stays the member's, or two members might change places.
     """
     job = await jobs.get(tx, task.job_id)
     assert job is not None, "tasks.job_id refers to it"
@@ -249,7 +252,7 @@ async def requeue(
         lease_until=None,
         # Of what it may come back with, if it may.
         progress=task.progress if code == LOST else None,
-        member_id="",
+        member_id=task.member_id if back and not strange else "",
         failures=failures,
         causes=causes,
         not_before=tx.now + rest_s(failures if cause is not None else strange)
