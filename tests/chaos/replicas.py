@@ -19,6 +19,7 @@ from typing import Any
 
 from distribai.testing.audit import audit
 from tests.chaos.replicated import REPLICA_S, Replica, ReplicatedGrid
+from tests.chaos.undoing import Undoing
 
 JOBS = 2
 """Jobs at once."""
@@ -39,10 +40,10 @@ PATIENCE_S = 300.0
 POINTS = (
     "commit.orchestrator.rounds.results.take_result.after",
     "commit.orchestrator.rounds.results.take_result.before",
-    "commit.orchestrator.rounds.verifying._verify.after",
+    "commit.orchestrator.rounds.verifying._verify_work.after",
     "commit.orchestrator.rounds.merging._publish.before",
     "commit.orchestrator.rounds.merging._publish.after",
-    "commit.orchestrator.rounds.scheduling.schedule.after",
+    "commit.orchestrator.rounds.scheduling.Scheduler.schedule.after",
     "commit.orchestrator.fleet.registration._enter.after",
     "blob.upload.s3.after",
     "merge.files.after",
@@ -76,7 +77,7 @@ class Replicated(ReplicatedGrid):
         self.blows: Counter[str] = Counter()
         self.problems: list[str] = []
         self.open: set[str] = set()
-        self._pending: list[tuple[float, Callable[[], None]]] = []
+        self._undoing = Undoing(self.random)
         self._ownerless: dict[tuple[str, str, int], float] = {}
         self._looked_at = 0.0
         self._outages = 0
@@ -90,7 +91,7 @@ class Replicated(ReplicatedGrid):
             self._breathe()
             self.blows[blow] += 1
             getattr(self, f"_{blow.replace(' ', '_')}")()
-        while self._pending:
+        while self._undoing:
             self._wait(0.2)
 
     def _breathe(self) -> None:
@@ -101,19 +102,7 @@ class Replicated(ReplicatedGrid):
 
     def _wait(self, seconds: float) -> None:
         """Let time pass, undo what is due, and look after everything."""
-        end = time.monotonic() + seconds
-        while True:
-            self._look_after()
-            due = [p for p in self._pending if p[0] <= time.monotonic()]
-            self._pending = [p for p in self._pending if p not in due]
-            for _, undo in due:
-                undo()
-            if time.monotonic() >= end:
-                return
-            time.sleep(0.1)
-
-    def _later(self, least: float, most: float, undo: Callable[[], None]) -> None:
-        self._pending.append((time.monotonic() + self.random.uniform(least, most), undo))
+        self._undoing.wait(seconds, self._look_after, 0.1)
 
     def _look_after(self) -> None:
         """Restart what has died, keep jobs going, watch the leases."""
@@ -172,26 +161,26 @@ class Replicated(ReplicatedGrid):
             if process.poll() is None:
                 process.send_signal(signal.SIGCONT)
 
-        self._later(1.5 * REPLICA_S, 2.5 * REPLICA_S, thaw)
+        self._undoing.later(1.5 * REPLICA_S, 2.5 * REPLICA_S, thaw)
 
     def _restart_database(self) -> None:
         while self._outages:  # it is not back from the last one
             self._wait(0.2)
         self._outages += 1
         self.postgres.stop("immediate" if self.blows["restart database"] % 2 else "fast")
-        self._later(0.5, 4.0, self._database_is_back)
+        self._undoing.later(0.5, 4.0, self._database_is_back)
 
     def _database_is_back(self) -> None:
         self.postgres.start()
         # Who found none at its start may find that out a while later.
-        self._later(4.0, 4.0, self._forget_outage)
+        self._undoing.later(4.0, 4.0, self._forget_outage)
 
     def _forget_outage(self) -> None:
         self._outages -= 1
 
     def _refuse_blobs(self) -> None:
         self.store.refuse()
-        self._later(2.0, 6.0, self.store.serve)
+        self._undoing.later(2.0, 6.0, self.store.serve)
 
     # -------------------------------------------------------------- looking after it
 

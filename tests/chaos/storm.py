@@ -30,6 +30,7 @@ from distribai.testing.audit import audit
 from distribai.testing.proxy import Proxy
 from distribai.testing.shaping import Shape, ShapedLink
 from distribai.wire import joinlink
+from tests.chaos.undoing import Undoing
 from tests.e2e.harness import CLI, GridProcesses, descendants, wait_for
 
 T = TypeVar("T")
@@ -47,10 +48,10 @@ PATIENCE_S = 300.0
 POINTS = (
     "commit.orchestrator.rounds.results.take_result.after",
     "commit.orchestrator.rounds.results.take_result.before",
-    "commit.orchestrator.rounds.verifying._verify.after",
+    "commit.orchestrator.rounds.verifying._verify_work.after",
     "commit.orchestrator.rounds.merging._publish.before",
     "commit.orchestrator.rounds.merging._publish.after",
-    "commit.orchestrator.rounds.scheduling.schedule.after",
+    "commit.orchestrator.rounds.scheduling.Scheduler.schedule.after",
     "blob.put.flushed",
 )
 """Where the orchestrator dies by itself when it was started with a fault."""
@@ -129,7 +130,7 @@ class Storm(GridProcesses):
         self.random = random.Random(seed)
         self.links: list[str] = []
         self.generation: Counter[int] = Counter()
-        self._pending: list[tuple[float, Callable[[], None]]] = []
+        self._undoing = Undoing(self.random)
 
     # -------------------------------------------------------------- processes
 
@@ -188,24 +189,12 @@ class Storm(GridProcesses):
             self._wait(self.random.uniform(1.0, 3.0))
             self.blows[blow] += 1
             getattr(self, f"_{blow.replace(' ', '_')}")()
-        while self._pending:
+        while self._undoing:
             self._wait(0.2)
 
     def _wait(self, seconds: float) -> None:
         """Let time pass, and undo what is due."""
-        end = time.monotonic() + seconds
-        while True:
-            self._look_after_orchestrator()
-            due = [p for p in self._pending if p[0] <= time.monotonic()]
-            self._pending = [p for p in self._pending if p not in due]
-            for _, undo in due:
-                undo()
-            if time.monotonic() >= end:
-                return
-            time.sleep(0.05)
-
-    def _later(self, least: float, most: float, undo: Callable[[], None]) -> None:
-        self._pending.append((time.monotonic() + self.random.uniform(least, most), undo))
+        self._undoing.wait(seconds, self._look_after_orchestrator, 0.05)
 
     def _look_after_orchestrator(self) -> None:
         """Start it again when it has died, as whoever runs a service does."""
@@ -231,7 +220,7 @@ class Storm(GridProcesses):
         assert self.orchestrator is not None
         frozen = self.orchestrator
         frozen.send_signal(signal.SIGSTOP)
-        self._later(1.0, 6.0, lambda: _send(frozen, signal.SIGCONT))
+        self._undoing.later(1.0, 6.0, lambda: _send(frozen, signal.SIGCONT))
 
     def _some_node(self) -> int:
         return self.random.randrange(NODES)
@@ -243,7 +232,7 @@ class Storm(GridProcesses):
         if lose_disk:
             shutil.rmtree(self._state_of(index))
             self.generation[index] += 1
-        self._later(0.5, 3.0, lambda: self._restart(index))
+        self._undoing.later(0.5, 3.0, lambda: self._restart(index))
 
     def _lose_disk(self) -> None:
         self._kill_node(lose_disk=True)
@@ -252,13 +241,13 @@ class Storm(GridProcesses):
         index = self._some_node()
         _send(self.nodes[index], signal.SIGCONT)
         _send(self.nodes[index], signal.SIGTERM)
-        self._later(1.0, 3.0, lambda: self._restart(index))
+        self._undoing.later(1.0, 3.0, lambda: self._restart(index))
 
     def _restart(self, index: int) -> None:
         try:
             self.nodes[index].wait(0.1)
         except subprocess.TimeoutExpired:  # it still leaves
-            self._later(0.5, 1.0, lambda: self._restart(index))
+            self._undoing.later(0.5, 1.0, lambda: self._restart(index))
             return
         if self.nodes[index].stdout is not None:
             self.nodes[index].stdout.close()  # type: ignore[union-attr]  # just checked
@@ -274,7 +263,7 @@ class Storm(GridProcesses):
         for pid in frozen:
             _send_pid(node, pid, signal.SIGSTOP)
         # Longer than a lease lives: somebody else has its task by then.
-        self._later(5.0, 8.0, lambda: _thaw(node, frozen))
+        self._undoing.later(5.0, 8.0, lambda: _thaw(node, frozen))
 
     def _cut(self) -> None:
         self._bad_wire("cut")
@@ -285,7 +274,7 @@ class Storm(GridProcesses):
     def _bad_wire(self, how: str) -> None:
         index = self._some_node()
         self.wires.do(index, how)
-        self._later(1.0, 7.0, lambda: self.wires.do(index, "heal"))
+        self._undoing.later(1.0, 7.0, lambda: self.wires.do(index, "heal"))
 
     def end(self) -> list[str]:
         """End everything, the nodes first: they may have something to report; what had to be

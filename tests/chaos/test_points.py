@@ -17,6 +17,7 @@ import pytest
 import structlog
 
 from distribai.testing.faults import choose, read_record
+from tests.chaos import replicas, storm
 from tests.chaos.scenario import Case, Result, When, make_keys, play, play_all
 from tests.e2e.harness import EVERYTHING
 
@@ -41,6 +42,8 @@ async def test_killed_at_any_point_the_orchestrator_goes_on_to_the_same_bits(
     keys = make_keys(tmp_path / "keys")
     calm, reached = await undisturbed(tmp_path, keys, "first start")
     assert len(reached) >= 30, "points have got lost"
+    named = {*storm.POINTS, *replicas.POINTS} - {"blob.upload.s3.after"}  # these blobs are files
+    assert named <= reached.keys(), "a storm names a point that is none any more"
     cases = plan("first start", reached, None if EVERYTHING else FEW)
     if EVERYTHING:
         # Starting on a running job is another matter than starting an empty grid; what follows
