@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from distribai.core.codecs import is_sparse
 from distribai.core.forecast import Forecast, Known, Overhead, forecast
 from distribai.core.plan import parameter_count, plan, validate_spec
 from distribai.core.spec import JobSpec
@@ -75,7 +76,7 @@ def propose(
     chosen, best = next(t for t in tried if t[1].compute_share >= enough)
     if chosen is not spec:
         words += f", and {best.compute_share:.0%} with it"
-    if chosen is not spec and chosen.rounds.codec_up == "sparse":
+    if chosen is not spec and is_sparse(chosen.rounds.codec_up):
         words += "; sparse codecs are for long runs and cost some of the loss in short ones"
     if best.compute_share < TARGET:
         words += (

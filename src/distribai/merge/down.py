@@ -16,6 +16,7 @@ from __future__ import annotations
 import mmap
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -27,7 +28,7 @@ from distribai.core.tensors import ParameterManifest, TensorSpec
 from distribai.errors import Integrity
 from distribai.merge.codecs import codec
 from distribai.merge.feedback import passing
-from distribai.merge.kernel import CHUNK, Floats, check_arithmetic
+from distribai.merge.kernel import CHUNK, Floats, Targets, check_arithmetic
 from distribai.merge.tensorfile import TensorFile
 from distribai.merge.weights import Weights, all_finite, flat
 
@@ -75,6 +76,42 @@ class Exact:
     ) -> None:
         self.arrays.clear()
         self._file.close()
+
+
+class Rest(Protocol):
+    """Where what needs no encoding goes."""
+
+    def momentum(self, spec: TensorSpec, start: int, values: Floats | None) -> None:
+        """New momentum: elements ``start, start + 1, ...``; None for a float buffer."""
+        ...
+
+    def plain(self, spec: TensorSpec, start: int, values: NDArray[Any]) -> None:
+        """As :meth:`distribai.merge.kernel.Sink.plain`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ExactSink:
+    """A :class:`distribai.merge.kernel.Sink` in which the exact update waits until all of a tensor
+    is there, to be encoded; everything else goes on to ``rest``."""
+
+    rest: Rest
+    exact: Exact
+
+    def targets(self, spec: TensorSpec, start: int, stop: int) -> Targets:
+        """The update's place; the rest has none."""
+        return Targets(update=self.exact.arrays[spec.name][start:stop])
+
+    def done(
+        self, spec: TensorSpec, start: int, theta: Floats, momentum: Floats | None, update: Floats
+    ) -> None:
+        """A chunk is computed."""
+        self.rest.momentum(spec, start, momentum)
+        self.exact.release(spec, start, start + update.size)
+
+    def plain(self, spec: TensorSpec, start: int, values: NDArray[Any]) -> None:
+        """What passes no codec."""
+        self.rest.plain(spec, start, values)
 
 
 class Sink(Protocol):

@@ -21,7 +21,7 @@ from distribai.core.spec import BlobRef
 from distribai.core.tensors import ParameterManifest, TensorSpec
 from distribai.merge.choices import MergeChoices, choose, make_inputs
 from distribai.merge.delta import Delta
-from distribai.merge.down import Exact, is_exact, send_down
+from distribai.merge.down import Exact, ExactSink, is_exact, send_down
 from distribai.merge.feedback import open_residual, passing
 from distribai.merge.kernel import Floats, Targets, walk
 from distribai.merge.update import open_update
@@ -170,7 +170,7 @@ def replay_round(
         walk(inputs, sink, threads=1)
     else:
         with Exact(manifest, Path(tempfile.gettempdir())) as exact:
-            walk(inputs, _ExactSink(sink, exact), threads=1)
+            walk(inputs, ExactSink(sink, exact), threads=1)
             send_down(manifest, base, exact, kept, record.codec_down, sink)
     for what, again, told in (
         ("weights hash", weights := sink.hash_of(manifest, sink.weights), record.weights_hash),
@@ -244,10 +244,10 @@ class _HashSink:
         self, spec: TensorSpec, start: int, theta: Floats, momentum: Floats | None, update: Floats
     ) -> None:
         self.theta(spec, start, theta)
-        self.momentum(spec, momentum)
+        self.momentum(spec, start, momentum)
         self._compare(spec.name, start, update)
 
-    def momentum(self, spec: TensorSpec, values: Floats | None) -> None:
+    def momentum(self, spec: TensorSpec, start: int, values: Floats | None) -> None:
         if values is not None:
             self.momenta[spec.name].update(_bytes(values))
 
@@ -274,26 +274,6 @@ class _HashSink:
         told = self._update[name].reshape(-1)[start : start + values.size]
         if _bytes(told) != _bytes(values):
             self.differing.add(name)
-
-
-@dataclass(frozen=True, slots=True)
-class _ExactSink:
-    """The exact update waits to be encoded; the rest is hashed."""
-
-    sink: _HashSink
-    exact: Exact
-
-    def targets(self, spec: TensorSpec, start: int, stop: int) -> Targets:
-        return Targets(update=self.exact.arrays[spec.name][start:stop])
-
-    def done(
-        self, spec: TensorSpec, start: int, theta: Floats, momentum: Floats | None, update: Floats
-    ) -> None:
-        self.sink.momentum(spec, momentum)
-        self.exact.release(spec, start, start + update.size)
-
-    def plain(self, spec: TensorSpec, start: int, values: NDArray[Any]) -> None:
-        self.sink.plain(spec, start, values)
 
 
 def _combined(manifest: ParameterManifest, hashes: dict[str, Any]) -> str:

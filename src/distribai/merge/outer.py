@@ -21,7 +21,7 @@ from distribai.core.spec import BlobRef
 from distribai.core.tensors import ParameterManifest, TensorSpec
 from distribai.merge.choices import MergeChoices, choose, make_inputs, outer_coefficients
 from distribai.merge.delta import Delta
-from distribai.merge.down import Exact, is_exact, not_finite, send_down
+from distribai.merge.down import Exact, ExactSink, is_exact, not_finite, send_down
 from distribai.merge.feedback import Feedback, open_residual, passing, residual_writer
 from distribai.merge.kernel import Floats, Targets, walk
 from distribai.merge.tensorfile import TensorWriter, open_tensors
@@ -201,7 +201,7 @@ def merge_files(
             if feedback is not None and feedback.kept is not None:
                 kept = open_residual(feedback.kept, manifest)
             exact = stack.enter_context(Exact(manifest, out_update.parent))
-            walk(inputs, _ExactSink(out, exact), threads)
+            walk(inputs, ExactSink(_FileSink(out), exact), threads)
             send_down(manifest, inputs.theta, exact, kept, header.codec, _DownSink(out), release)
         written = out.theta.commit()
         written_momentum = out.momentum.commit()
@@ -286,35 +286,17 @@ class _FileSink:
         if not all_finite(theta):
             raise not_finite(spec)
         self.out.theta.write(spec.name, start, theta)
-        if momentum is not None:
-            self.out.momentum.write(spec.name, start, momentum)
+        self.momentum(spec, start, momentum)
         self.out.update.write(spec.name, start, update)
+
+    def momentum(self, spec: TensorSpec, start: int, values: Floats | None) -> None:
+        if values is not None:
+            self.out.momentum.write(spec.name, start, values)
 
     def plain(self, spec: TensorSpec, start: int, values: NDArray[Any]) -> None:
         self.out.theta.write(spec.name, start, values)
         if spec.role != "frozen":
             self.out.update.write(spec.name, start, values)
-
-
-@dataclass(frozen=True, slots=True)
-class _ExactSink:
-    """The exact update waits until all of a tensor is there, to be encoded."""
-
-    out: _Files
-    exact: Exact
-
-    def targets(self, spec: TensorSpec, start: int, stop: int) -> Targets:
-        return Targets(update=self.exact.arrays[spec.name][start:stop])
-
-    def done(
-        self, spec: TensorSpec, start: int, theta: Floats, momentum: Floats | None, update: Floats
-    ) -> None:
-        if momentum is not None:
-            self.out.momentum.write(spec.name, start, momentum)
-        self.exact.release(spec, start, start + update.size)
-
-    def plain(self, spec: TensorSpec, start: int, values: NDArray[Any]) -> None:
-        _FileSink(self.out).plain(spec, start, values)
 
 
 @dataclass(frozen=True, slots=True)

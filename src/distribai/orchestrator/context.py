@@ -66,9 +66,8 @@ class Grid:
     ``clock`` is monotonic seconds and decides nothing that is stored; ``entropy(n)`` gives n random
     bytes. ``holder`` names this process in leased rows, ``replica`` for people: host and port.
     ``stock`` is what it knows of blobs that nodes move. ``tail`` is where readers of events wait,
-    ``news`` where those who act on them do.
-    ``counted`` are bytes that wait to be written (``orchestrator.traffic``), ``metrics`` this
-    process's figures. ``started_at`` and
+    ``news`` where those who act on them do. ``counted`` are bytes that wait to be written
+    (``orchestrator.traffic``), ``metrics`` this process's figures. ``started_at`` and
     ``not_before`` (database time): when this process started, and until when it waits for nodes
     that were at work before. ``ring`` are the keys of nodes' tokens, ``limits`` how often one may
     ask; ``sleep`` slows who asks too often. ``ca_pem`` is the CA that this process's certificate is

@@ -70,10 +70,14 @@ _TOLD = 0
 """The fence of a replica that is known to be gone."""
 
 
+def _row_of(replica: str) -> str:
+    return f"{_REPLICA}{replica}"[:64]
+
+
 async def be_here(tx: Tx, name: str, holder: str, seconds: float) -> bool:
     """Prolong the lease with which a replica says that it is here; whether it was not, or was
     another process. Two that run at once under one name take turns."""
-    row_name = f"{_REPLICA}{name}"[:64]
+    row_name = _row_of(name)
     query = select(duties.c.holder).where(duties.c.name == row_name, duties.c.fence > _TOLD)
     before = await tx.scalar(query)
     values = {"holder": holder, "fence": 1, "lease_until": tx.now + seconds}
@@ -113,7 +117,7 @@ async def forget_gone(tx: Tx, seconds: float) -> None:
 
 async def forget_replica(tx: Tx, name: str, holder: str) -> bool:
     """A replica leaves in order; whether it was here."""
-    is_it = and_(duties.c.name == f"{_REPLICA}{name}"[:64], duties.c.holder == holder)
+    is_it = and_(duties.c.name == _row_of(name), duties.c.holder == holder)
     return await tx.first(delete(duties).where(is_it).returning(duties.c.name)) is not None
 
 

@@ -30,7 +30,7 @@ from distribai.orchestrator.fleet.registry import (
 )
 from distribai.orchestrator.news import Changes
 from distribai.orchestrator.rounds.late import destination
-from distribai.orchestrator.rounds.ready import PAGE, PAGES
+from distribai.orchestrator.rounds.ready import page_size
 from distribai.orchestrator.rounds.results import answer_of
 from distribai.orchestrator.rounds.tasks import spec_of
 from distribai.store.engine import AnyRow, Tx
@@ -92,7 +92,7 @@ class Delivery:
 
     def _page(self, ids: list[str]) -> set[str]:
         start = bisect_right(ids, self._after)
-        page = ids[start : start + max(PAGE, -(-len(ids) // PAGES))]
+        page = ids[start : start + page_size(len(ids))]
         self._after = page[-1] if page and page[-1] != ids[-1] else ""
         return set(page)
 
@@ -194,7 +194,7 @@ async def _assign(sight: _Sight, session: LiveSession, task: AnyRow) -> None:
 
 async def _assignment(sight: _Sight, job: AnyRow, task: AnyRow) -> Assignment:
     """A leased task as its node sees it."""
-    params = dict(task.params)
+    spec, params = sight.spec(job)[0], dict(task.params)
     world_size = params.pop("world_size", 1)
     return Assignment(
         job_id=job.id,
@@ -202,7 +202,7 @@ async def _assignment(sight: _Sight, job: AnyRow, task: AnyRow) -> Assignment:
         attempt=task.attempt,
         round=task.round,
         phase=task.phase,
-        spec=sight.spec(job)[0],
+        spec=spec,
         base=await sight.weights(job, task.round),
         data=await sight.data(job) if task.phase != "generate" else None,
         paradigm=job.spec["paradigm"],
@@ -213,16 +213,16 @@ async def _assignment(sight: _Sight, job: AnyRow, task: AnyRow) -> Assignment:
         isolation=job.spec["resources"].get("isolation", "L0"),
         env={"RANK": str(task.slot), "WORLD_SIZE": str(world_size)},
         params=params,
-        own=await _own_work(sight.tx, job, task),
+        own=await _own_work(sight.tx, spec, task),
     )
 
 
-async def _own_work(tx: Tx, job: AnyRow, task: AnyRow) -> tuple[OwnWork, ...]:
+async def _own_work(tx: Tx, spec: JobSpec, task: AnyRow) -> tuple[OwnWork, ...]:
     """What became of the node's earlier deltas: with error feedback it adds back what came to
     nothing."""
-    if task.phase != "train" or not feeds_back(spec_of(job).rounds.codec_up):
+    if task.phase != "train" or not feeds_back(spec.rounds.codec_up):
         return ()
-    found = await work.own_work(tx, job.id, task.node_id, MAX_OWN)
+    found = await work.own_work(tx, task.job_id, task.node_id, MAX_OWN)
     found.pop((task.id, task.attempt), None)
     return tuple(OwnWork(*key, merged) for key, merged in sorted(found.items()))
 

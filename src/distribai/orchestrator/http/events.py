@@ -193,9 +193,8 @@ async def answer(
     """
     if MEDIA_TYPE not in request.headers.get("accept", ""):
         return to_plain(await _page(request, grid, wanted, how, may_read))
-    first = await feed.read(
-        grid, wanted, how.after, PAGE
-    )  # refuses a wrong cursor before it answers
+    # Refuses a wrong cursor before it answers.
+    first = await feed.read(grid, wanted, how.after, PAGE)
     if grid.tail.readers >= MAX_STREAMS:
         raise Unavailable(
             "events.full",

@@ -25,6 +25,11 @@ PAGES = 8
 """A grid of any size has been read anew after so many pages."""
 
 
+def page_size(nodes: int) -> int:
+    """Nodes of a page of so many."""
+    return max(PAGE, -(-nodes // PAGES))
+
+
 class Ready:
     """The able nodes' devices, and which of them are free."""
 
@@ -74,7 +79,7 @@ class Ready:
     async def read_page(self, tx: Tx) -> None:
         """Read the next page of all nodes."""
         assert self._after is not None, "all were read before"
-        after, limit = self._after, max(PAGE, -(-len(self._able) // PAGES))
+        after, limit = self._after, page_size(len(self._able))
         rows = await fleet.page_of_able_nodes(tx, after, limit)
         upto = rows[-1].id if len(rows) == limit else ""
         known = {n for n in (*self._able, *self._leased) if n > after and (not upto or n <= upto)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import and_, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Table, and_, func, insert, or_, select, update
 
 from distribai.core.states import RoundState, TaskState
 from distribai.store.engine import AnyRow, Tx
@@ -21,6 +21,15 @@ LEAST_SECONDS = 1e-6
 
 def _values(states: Iterable[TaskState | RoundState]) -> list[str]:
     return [s.value for s in states]
+
+
+def _is_round_of(table: Table) -> ColumnElement[bool]:
+    """Whether a round is that of a task or submission."""
+    return and_(
+        rounds.c.job_id == table.c.job_id,
+        rounds.c.number == table.c.round,
+        rounds.c.take == table.c.take,
+    )
 
 
 # ------------------------------------------------------------------ rounds
@@ -295,11 +304,7 @@ async def own_work(tx: Tx, job_id: str, node_id: str, limit: int) -> dict[tuple[
         select(submissions.c.task_id, submissions.c.attempt, rounds.c.state)
         .join(
             rounds,
-            and_(
-                rounds.c.job_id == submissions.c.job_id,
-                rounds.c.number == submissions.c.round,
-                rounds.c.take == submissions.c.take,
-            ),
+            _is_round_of(submissions),
             isouter=True,  # late work may wait for a round that is not open yet
         )
         .where(
@@ -384,11 +389,7 @@ async def arrivals(tx: Tx, job_id: str, before: tuple[int, int], limit: int) -> 
         select(tasks.c.round, tasks.c.take, tasks.c.submitted_at)
         .join(
             rounds,
-            and_(
-                rounds.c.job_id == tasks.c.job_id,
-                rounds.c.number == tasks.c.round,
-                rounds.c.take == tasks.c.take,
-            ),
+            _is_round_of(tasks),
         )
         .where(
             tasks.c.job_id == job_id,
