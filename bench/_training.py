@@ -48,12 +48,13 @@ class Data:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One training run of one side."""
+    """One training run of one side, over ``rounds`` rounds (0: all of the job's)."""
 
     side: str
     lr: float
     muon_lr: float
     seed: int
+    rounds: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,8 @@ def train(spec: JobSpec, trial: Trial, data: Data, folder: str) -> Result:
     """One trial, in a worker process."""
     start = time.process_time()
     moved = 0.0
+    if trial.rounds:
+        spec = replace(spec, steps=trial.rounds * spec.rounds.inner_steps)
     if trial.side in ("diloco", "dense"):
         spec = replace(
             spec,

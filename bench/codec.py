@@ -3,9 +3,10 @@
 A tensor of normal numbers is encoded and decoded in alternation with a copy of it, one thread each.
 ``*_memcpy_ratio`` is the time of the copy over that of the codec: 1 is as fast as copying fp32.
 ``relative_error`` is the norm of what got lost over that of the values, ``theory`` what it should
-be: for bf16 and integers from uniformly distributed rounding errors (a step over root 12), for
-sparse codecs the energy of normal numbers that are not among the largest, and of two magnitudes
-that stand for those that are.
+be: for bf16 and integers from uniformly distributed rounding errors (a step over root 12), for int3
+and int2 from the best four or two levels of normal numbers' magnitudes, for sparse codecs the
+energy of normal numbers that are not among the largest, and of two magnitudes that stand for those
+that are.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench import common
+from distribai.core.codecs import SCALE
 from distribai.core.tensors import ParameterManifest, TensorSpec
 from distribai.merge.codecs import Codec, codecs
 from distribai.merge.codecs.integers import BLOCK, STEP
@@ -141,12 +143,27 @@ def _theory(name: str, values: NDArray[np.float32], stored: Any) -> float:
         return _norm(units) / math.sqrt(12) / total
     if STEP in stored:
         steps = np.repeat(stored[STEP], BLOCK)[: values.size]
-        if name == "int2":  # too coarse for that: what rounds to 0 loses itself
-            rest = np.abs(values) - steps * (np.abs(values) > steps / 2)
-            return _norm(rest) / total
         return _norm(steps) / math.sqrt(12) / total
+    if SCALE in stored:
+        return _halves_theory(int(name.removeprefix("int")))
     assert LEVELS in stored
     return _sparse_theory(int(name.removeprefix("sparse") or 64) / 4096)
+
+
+def _halves_theory(bits: int) -> float:
+    """Relative error of half-odd levels that send just as much of normal numbers as there is: the
+    tangent of the angle between numbers and levels, at the step that makes it smallest."""
+    grid = np.linspace(0.0, 8.0, 40_001)
+    density = np.exp(-(grid**2) / 2)
+    density /= density.sum()
+    found = []
+    for step in np.linspace(0.1, 2.0, 191):
+        level = np.minimum(np.floor(grid / step), 2 ** (bits - 1) - 1) + 0.5
+        cosine2 = float(density @ (grid * level)) ** 2 / float(
+            (density @ level**2) * (density @ grid**2)
+        )
+        found.append(math.sqrt(1 / cosine2 - 1))
+    return min(found)
 
 
 def _sparse_theory(share: float) -> float:

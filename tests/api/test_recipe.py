@@ -123,7 +123,7 @@ def test_inner_steps_have_a_short_name(short: str) -> None:
 
 def test_a_preset_is_written_out_as_figures() -> None:
     fast = parse_recipe(with_base("preset: fast"), "r").to_spec({})
-    assert (fast.rounds.codec_up, fast.rounds.codec_down) == ("int4", "int4")
+    assert (fast.rounds.codec_up, fast.rounds.codec_down) == ("int3", "int3")
     assert "fast" not in effective_text(fast)
     plain = parse_recipe(with_base(""), "r").to_spec({})
     assert parse_recipe(with_base("preset: default"), "r").to_spec({}) == plain

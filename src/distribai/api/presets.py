@@ -16,8 +16,8 @@ Preset = Literal["default", "fast", "silent"]
 
 PRESETS: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
     "default": {},
-    "fast": {"rounds": {"codec_up": "int4", "codec_down": "int4"}},
-    "silent": {"rounds": {"inner_steps": 250, "codec_up": "int4", "codec_down": "int4"}},
+    "fast": {"rounds": {"codec_up": "int3", "codec_down": "int3"}},
+    "silent": {"rounds": {"inner_steps": 150, "codec_up": "int2", "codec_down": "int3"}},
 }
 """Fields by section that a preset stands for; everything else is as by default."""
 

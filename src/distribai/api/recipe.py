@@ -7,7 +7,7 @@
     model: {profile: tiny}      # or {architecture_config: {dim: 128, ...}}
     data: {files: [a.txt]}      # or {source: stdlib}, the default
     H: 50                       # inner steps per round (also: inner_steps)
-    preset: fast                # int4 both ways; also: default, silent
+    preset: fast                # int3 both ways; also: default, silent
     optimizer: {lr: 0.003}
 
 Everything but ``name`` and ``steps`` has a default, and all defaults are those of

@@ -5,9 +5,9 @@ are decoded and planned before there are any. How values are encoded is in ``mer
 file a codec, which takes its stored arrays from here.
 
 *Error feedback* (A3): ``e = beta e + Delta``; what is sent is ``decoded(encoded(e))``, and
-``e -= sent``. :data:`BETA` names the codecs that lose too much to do without it: int4 and int2 with
-beta 1, the sparse ones with 0.95 (SparseLoCo, arXiv:2508.15706). In a leg whose schedule has one
-of them all others take part with beta 1, so that nothing that was kept is lost at a change.
+``e -= sent``. :data:`BETA` names the codecs that lose too much to do without it: int4, int3 and
+int2 with beta 1, the sparse ones with 0.95 (SparseLoCo, arXiv:2508.15706). In a leg whose schedule
+has one of them all others take part with beta 1, so that nothing that was kept is lost at a change.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ RUN: Final = 4096
 """Elements of which a sparse codec keeps the k largest."""
 
 SMALL: Final = 1024
-"""Tensors with fewer elements are not sparse: their places would cost more than their values."""
+"""Tensors with fewer elements go as int8 where a codec is coarser: they weigh nothing, and sparse
+places would cost more than their values."""
 
-STEP, LEVELS, PLACES = ":step", ":levels", ":places"
+STEP, SCALE, LEVELS, PLACES = ":step", ":scale", ":levels", ":places"
 """Suffixes of stored arrays."""
 
 BETA: Final[Mapping[str, float]] = {
     "int4": 1.0,
+    "int3": 1.0,
     "int2": 1.0,
     "sparse": 0.95,
     "sparse128": 0.95,
@@ -73,22 +75,24 @@ def _dense(dtype: str) -> Callable[[TensorSpec], tuple[Part, ...]]:
     return lambda spec: (Part("", dtype, spec.shape),)
 
 
-def _integers(bits: int) -> Callable[[TensorSpec], tuple[Part, ...]]:
-    in_byte = 8 // bits
-
+def _integers(bits: int, steps: str) -> Callable[[TensorSpec], tuple[Part, ...]]:
     def parts(spec: TensorSpec) -> tuple[Part, ...]:
         return (
-            Part("", "U8", (-(-spec.size // in_byte),)),
-            Part(STEP, "F32", (-(-spec.size // BLOCK),)),
+            Part("", "U8", (-(-spec.size * bits // 8),)),
+            Part(steps, "F32", (-(-spec.size // BLOCK),)),
         )
 
     return parts
 
 
+def _unless_small(
+    parts: Callable[[TensorSpec], tuple[Part, ...]],
+) -> Callable[[TensorSpec], tuple[Part, ...]]:
+    return lambda spec: (PARTS["int8"] if spec.size < SMALL else parts)(spec)
+
+
 def _sparse(k: int) -> Callable[[TensorSpec], tuple[Part, ...]]:
     def parts(spec: TensorSpec) -> tuple[Part, ...]:
-        if spec.size < SMALL:
-            return PARTS["int8"](spec)
         kept = spec.size // RUN * k + -(-k * (spec.size % RUN) // RUN)
         return (
             Part("", "U8", (-(-kept // 4),)),
@@ -102,10 +106,12 @@ def _sparse(k: int) -> Callable[[TensorSpec], tuple[Part, ...]]:
 PARTS: Final[Mapping[str, Callable[[TensorSpec], tuple[Part, ...]]]] = {
     "fp32": _dense("F32"),
     "bf16": _dense("BF16"),
-    "int8": _integers(8),
-    "int4": _integers(4),
-    "int2": _integers(2),
-    **{name: _sparse(k) for name, k in SPARSE_K.items()},
+    "int8": _integers(8, STEP),
+    "int4": _integers(4, STEP),
+    # Another suffix than that of int2's former three levels: no side may misread the other's.
+    "int3": _unless_small(_integers(3, SCALE)),
+    "int2": _unless_small(_integers(2, SCALE)),
+    **{name: _unless_small(_sparse(k)) for name, k in SPARSE_K.items()},
 }
 """The stored arrays of a float tensor, by codec: all codecs there are."""
 

@@ -33,9 +33,9 @@ GROWTH: Final = 1.25
 CHANGED: Final = {"rounds": ("inner_steps", "codec_up", "codec_down"), "outer": ("eta", "mu")}
 """What a proposal may change."""
 
-CODECS: Final = ("int4", "sparse")
-"""What is tried instead of the job's own codecs, both ways, the least harmful first. Not int2:
-it cost 11 % of the loss in 10 and 16 rounds (docs/explanation/silence.md)."""
+CODECS: Final = ("int3", "int2", "sparse")
+"""What is tried instead of the job's own codecs, both ways, the least harmful first: int3 cost
+nothing in 40 rounds, int2 up to 1 % (docs/explanation/silence.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +54,10 @@ def propose(
     """The settings of rounds that an expert would pick for these machines.
 
     The job's own where they leave :data:`TARGET` of the time for inner steps. Else, in this order,
-    because int4 both ways costs no loss, longer rounds cost some, and what is coarser more (A1,
-    A3): int4, int4 with longer rounds, sparse in long runs; longer rounds alone where there is no
-    other codec. Where nothing comes to :data:`AIM`, the least harmful that is as good as any,
-    within :data:`EQUAL`.
+    because int3 both ways costs no loss, longer rounds and int2 cost some, and what is coarser more
+    (A1, A3): int3, int3 with longer rounds, the same with int2, sparse in long runs; longer rounds
+    alone where there is no other codec. Where nothing comes to :data:`AIM`, the least harmful that
+    is as good as any, within :data:`EQUAL`.
 
     Raises:
         InvalidSpec: the architecture is not possible.

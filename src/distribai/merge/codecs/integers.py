@@ -1,12 +1,12 @@
-"""Whole numbers times a step per block: int8, int4 and int2 (A3).
+"""Whole numbers times a step per block: int8 and int4 (A3).
 
-A block is 256 consecutive elements (the last may be shorter). With L = 127, 7 or 1 its step is
+A block is 256 consecutive elements (the last may be shorter). With L = 127 or 7 its step is
 ``max |v| / L`` in fp32, 1 where that is 0 or subnormal, and an element is stored as
 ``q = rint(v * (1 / step))``, which lies in -L..L; it is read as ``q * step``. The error of an
 element is at most half a step. Several q share a byte, the first one in the lowest bits, as
 ``q + L``.
 
-Bits per parameter: 8, 4 or 2, and 32 / 256 for the steps.
+Bits per parameter: 8 or 4, and 32 / 256 for the steps.
 """
 
 from __future__ import annotations
@@ -134,4 +134,4 @@ def _steps(
 
 INT8 = Integers(8)
 
-CODECS = (INT8, Integers(4), Integers(2))
+CODECS = (INT8, Integers(4))
