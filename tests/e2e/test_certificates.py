@@ -94,6 +94,8 @@ def test_nodes_join_train_and_renew_and_others_are_refused(tmp_path: Path) -> No
     finally:
         stubborn = g.stop()
     assert not stubborn
+    for log in tmp_path.glob("*.log"):
+        assert link.invite not in log.read_text(), log.name
     for name in ("node0", "node1"):
         kept = [p for p in (tmp_path / name).rglob("*") if p.is_file()]
         assert (tmp_path / name / "node.key") in kept

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -100,6 +101,30 @@ def test_a_request_that_its_key_has_not_signed_is_refused(authority: Authority) 
     spoilt = x509.load_der_x509_csr(bytes(der)).public_bytes(Encoding.PEM).decode()
     with pytest.raises(NotAllowed, match="has not signed"):
         node_certificate(authority, NODE, spoilt, NOW, DAY_S)
+
+
+GOOD_REQUEST = requested()
+
+
+@how_often(max_examples=100, deadline=None)
+@given(st.integers(0, 10_000), st.binary(max_size=4), st.integers(0, 4))
+def test_no_spoilt_request_is_more_than_refused(
+    authority: Authority, at: int, junk: bytes, cut: int
+) -> None:
+    good = x509.load_pem_x509_csr(GOOD_REQUEST.encode())
+    der = good.public_bytes(Encoding.DER)
+    spot = at % len(der)
+    spoilt = base64.encodebytes(der[:spot] + junk + der[spot + cut :]).decode()
+    label = "CERTIFICATE REQUEST"
+    try:
+        made = node_certificate(
+            authority, NODE, f"-----BEGIN {label}-----\n{spoilt}-----END {label}-----\n", NOW, DAY_S
+        )
+    except NotAllowed as problem:
+        said = problem.code
+    else:
+        said = "node.certificate" if made.public_key() == good.public_key() else "another key"
+    assert said == "node.certificate"
 
 
 @how_often(max_examples=100, deadline=None)
