@@ -233,6 +233,7 @@ register(
     node__unknown="No node has that id or name.",
     node__ambiguous="More than one node matches that id or name.",
     node__key="The node's key or signature is not valid.",
+    node__certificate="The certificate is not this node's, or none can be signed for it.",
     node__invite="The join link's invite is unknown, used up or expired.",
     node__quarantined="The node is quarantined: the operator has to look at it first.",
     node__banned="The node's key is shut out of the grid.",

@@ -105,6 +105,10 @@ class OrchestratorSettings:
     public_http: str = _help("", "host:port by which others reach HTTP; empty: as bound")
     public_tls: bool = _help(False, "a proxy with a publicly trusted certificate stands in front")
     proxies: str = _help("127.0.0.1", "addresses whose X-Forwarded-For is believed; with commas")
+    client_certificates: str = _help(
+        "off", "required: nodes show a certificate of the grid's CA on their stream; or off"
+    )
+    certificate_s: float = _help(86400.0, "a node's certificate ends after so many seconds")
     mode: str = _help("", "trusted or open; empty: as it is, at the first start trusted")
     open_metrics: bool = _help(False, "let anybody read /metrics; else an operator's key does")
     max_parameters: int = _help(2_000_000_000, "largest model that a job may ask for")
@@ -117,6 +121,11 @@ class OrchestratorSettings:
     liveness: LivenessSettings = LivenessSettings()
     webhooks: WebhookSettings = WebhookSettings()
     limits: LimitSettings = LimitSettings()
+
+    @property
+    def asks_for_certificates(self) -> bool:
+        """Whether nodes must show certificates of the grid's CA."""
+        return self.client_certificates == "required"
 
     @property
     def database_file(self) -> Path:
@@ -208,6 +217,7 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
     "node.feedback_bytes": (0, 2**60),
     "orchestrator.orphans_s": (0.0, 10**9),
     "orchestrator.idempotency_s": (3600.0, 10**9),
+    "orchestrator.certificate_s": (1.0, 31 * 86400.0),
     "liveness.heartbeat_s": (0.05, 3600.0),
     "liveness.degraded_s": (0.1, 86400.0),
     "liveness.offline_s": (0.1, 86400.0),
@@ -224,6 +234,7 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "logs.format": ("auto", "console", "json"),
+    "orchestrator.client_certificates": ("off", "required"),
     "orchestrator.mode": ("", "trusted", "open"),
     "orchestrator.presign": ("auto", "on", "off"),
 }

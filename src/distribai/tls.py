@@ -24,6 +24,9 @@ PUBLIC = "public"
 CA_PATH = "/api/v1/ca"
 """Where a grid's HTTP interface gives its CA certificate to anybody."""
 
+CERTIFICATES_PATH = "/api/v1/certificates"
+"""Where a grid that asks its nodes for certificates signs them; below it, ``/challenge``."""
+
 MAX_CA_BYTES = 64 << 10
 FETCH_S = 15.0
 

@@ -16,6 +16,7 @@ from fastapi import FastAPI
 
 from distribai.core.plain import to_plain
 from distribai.core.spec import BlobRef, DataSpec, JobSpec, ModelSpec, RoundSpec
+from distribai.orchestrator import certificates
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.http.app import create_app
 from distribai.orchestrator.people import keys
@@ -66,6 +67,7 @@ def real_grid(root: Path) -> Iterator[RealGrid]:
         clock=time.monotonic,
         entropy=os.urandom,
         grid_id="grid_test",
+        authority=certificates.ensure_authority(root / "ca", certificates.utc(time.time())),
         join_link=str(JoinLink("here", "here:1", "here:2", "grid_test", "invite")),
     )
     app = create_app(grid)

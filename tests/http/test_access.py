@@ -42,6 +42,8 @@ ROUTES: dict[tuple[str, str], tuple[frozenset[str], Scope | None]] = {
     ("GET", "/readyz"): (ANYBODY, None),
     ("GET", f"{V1}/openapi.json"): (ANYBODY, None),
     ("GET", f"{V1}/ca"): (ANYBODY, None),
+    ("GET", f"{V1}/certificates/challenge"): (ANYBODY, None),
+    ("POST", f"{V1}/certificates"): (ANYBODY, None),
     ("POST", f"{V1}/login"): (ANYBODY, None),
     ("GET", "/metrics"): (DECIDE, F),
     ("GET", f"{V1}/health"): (ACCOUNTS, R),

@@ -53,6 +53,7 @@ PLAIN = {
     *(f"body.{n}" for n in ("max_tokens", "prompt", "seed", "temperature", "timeout")),
     *(f"body.{n}" for n in ("accept", "hours", "max_parameters", "bytes", "open_jobs")),
     *(f"body.{n}" for n in ("steps", "tokens")),
+    *(f"body.{n}" for n in ("public_key", "challenge", "request", "signature", "invite")),
 }
 """What names nothing."""
 

@@ -52,6 +52,12 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "/blobs/{sha256}/fetched"): {"bytes": 1},
     ("POST", "/jobs/{ref}/generate"): {"prompt": "x", "timeout": 0.01},
     ("POST", "/jobs/{ref}/decline"): {"why": "no"},
+    ("POST", "/certificates"): {
+        "public_key": "00" * 32,
+        "challenge": "guessed",
+        "request": "guessed",
+        "signature": "00" * 64,
+    },
     ("POST", "/login"): {"login": "dol_guessed"},
     ("POST", "/keys"): {"name": "mine"},
     ("POST", "/accounts"): {"name": "new"},

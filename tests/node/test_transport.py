@@ -9,6 +9,7 @@ import grpc.aio
 import pytest
 
 from distribai.errors import ProtocolMismatch
+from distribai.node.certificate import Certificate
 from distribai.node.link import Link
 from distribai.node.transport import ConnectionLost, GrpcTransport, in_words
 from distribai.testing.clock import FakeClock
@@ -96,6 +97,48 @@ async def test_nobody_listening_is_a_lost_connection() -> None:
         await connection.read()
     assert str(caught.value) == f"nothing listens at 127.0.0.1:{port}"
     await connection.close()
+
+
+class Doubts(Certificate):
+    """Counts how often the node doubts its certificate."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def doubt(self) -> None:
+        self.count += 1
+
+
+async def test_a_cut_connection_raises_doubt_and_one_that_never_was_does_not(
+    orchestrator: ScriptedOrchestrator,
+) -> None:
+    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async def doubts(port: int) -> int:
+        certificate = Doubts()
+        connection = await GrpcTransport(f"127.0.0.1:{port}", None, certificate).connect()
+        with pytest.raises(ConnectionLost):
+            await connection.read()
+        await connection.close()
+        return certificate.count
+
+    async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        assert await doubts(port) == 1
+    assert await doubts(port) == 0
+
+    certificate = Doubts()
+    async with Proxy("127.0.0.1", orchestrator.port) as proxy:
+        transport = GrpcTransport(f"127.0.0.1:{proxy.port}", None, certificate)
+        connection = await transport.connect()
+        (await orchestrator.accept()).say(pb.OrchestratorMessage(seq=1))
+        assert await connection.read() is not None
+        proxy.reset()
+        with pytest.raises(ConnectionLost):
+            await connection.read()
+        await connection.close()
+    assert certificate.count == 0, "the grid had spoken: it takes this node"
 
 
 async def test_the_web_address_in_the_place_of_the_grpc_one_is_told_as_such() -> None:

@@ -191,6 +191,7 @@ class FakeNode:
         self.end: pb.SessionEnd | None = None
         self.register_ack: pb.RegisterAck | None = None
         self.intent = "contribute"
+        self.shown = b""
         self._stream: asyncio.Task[None] | None = None
 
     async def connect(self, **changes: Any) -> None:
@@ -199,7 +200,8 @@ class FakeNode:
         self.queue: asyncio.Queue[pb.NodeMessage | None] = asyncio.Queue()
         self._changes = changes
         self._ready = asyncio.Event()
-        self._stream = asyncio.create_task(self._run(serve(self.world.grid, self._incoming())))
+        served = serve(self.world.grid, self._incoming(), "", self.shown)
+        self._stream = asyncio.create_task(self._run(served))
         ready = asyncio.create_task(self._ready.wait())
         await asyncio.wait([self._stream, ready], return_when=asyncio.FIRST_COMPLETED)
         ready.cancel()

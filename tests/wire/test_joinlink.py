@@ -26,6 +26,14 @@ def test_a_link_says_who_vouches_for_the_grid(ca: str) -> None:
     assert parse(str(link)) == link
 
 
+def test_a_link_says_that_certificates_are_asked_for() -> None:
+    text = f"{GOOD}&ca=public&certificates=required"
+    link = parse(text)
+    assert link.certificates
+    assert str(link) == text
+    assert not parse(f"{GOOD}&ca=public").certificates
+
+
 def test_a_known_node_needs_no_invite() -> None:
     assert parse("distribai://h/?grpc=a:1&http=b:2&grid=g").invite == ""
 
@@ -46,6 +54,8 @@ def test_a_known_node_needs_no_invite() -> None:
         ("distribai://h/?grpc=a:1&http=b:2&grid=g&ca=abc", "SHA-256"),
         ("distribai://h/?grpc=a:1&http=b:2&grid=g&ca=", "SHA-256"),
         (f"distribai://h/?grpc=a:1&http=b:2&grid=g&ca={'A' * 64}", "SHA-256"),
+        ("distribai://h/?grpc=a:1&http=b:2&grid=g&certificates=required", "no 'ca'"),
+        ("distribai://h/?grpc=a:1&http=b:2&grid=g&ca=public&certificates=no", "not 'required'"),
         ("distribai://h/?grpc=a&http=b:2&grid=g", "host:port"),
         ("distribai://h/?grpc=a:99999&http=b:2&grid=g", "host:port"),
         ("distribai://h/?grpc=:1&http=b:2&grid=g", "host:port"),

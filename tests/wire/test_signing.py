@@ -30,7 +30,17 @@ def test_a_register_signature_holds_for_its_grid_and_nonce_only() -> None:
         assert caught.value.code == "node.key"
 
 
+def test_a_request_for_a_certificate_is_vouched_for_in_its_grid_and_challenge_only() -> None:
+    signature = signing.sign_certify(KEY, "g1", "c1", "request")
+    signing.verify_certify(PUBLIC, signature, "g1", "c1", "request")
+    for said in (("g2", "c1", "request"), ("g1", "c2", "request"), ("g1", "c1", "another")):
+        with pytest.raises(NotAllowed) as caught:
+            signing.verify_certify(PUBLIC, signature, *said)
+        assert caught.value.code == "node.key"
+
+
 def test_the_signed_bytes_are_the_documented_ones() -> None:
+    assert signing.certify_message("g", "c", "r") == b"distribai-certify-v1\0g\0c\0r"
     assert signing.register_message("g", b"xy") == b"distribai-register-v1\0g\0xy"
     assert signing.outcome_message(OUTCOME) == (
         b'distribai-result-v1\0{"attempt":2,"base_hash":"h","delta":{"sha256":"'

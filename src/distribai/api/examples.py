@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from distribai.api import answers, examples_people, why
+from distribai.api import answers, certificates, examples_people, why
 from distribai.core.forecast import Known, forecast, overhead_of
 from distribai.core.phases import Measured
 from distribai.core.plain import to_plain
@@ -151,6 +151,17 @@ _MODELS: Mapping[str, BaseModel] = {
     "EventRecord": EVENT,
     "Feed": answers.Feed(items=[EVENT], cursor=CURSOR),
     "JobId": answers.JobId(id=JOB, state="submitted"),
+    "Challenge": certificates.Challenge(challenge="eyJhbGciOiJFZERTQSIs..."),
+    "CertificateBody": certificates.CertificateBody(
+        public_key="ab" * 32,
+        challenge="eyJhbGciOiJFZERTQSIs...",
+        request="-----BEGIN CERTIFICATE REQUEST-----\n...",
+        signature="cd" * 64,
+        invite="...",
+    ),
+    "Certificate": certificates.Certificate(
+        certificate="-----BEGIN CERTIFICATE-----\n...", lifetime_s=86_400
+    ),
     "NodeState": answers.NodeState(
         id=NODE,
         liveness="online",

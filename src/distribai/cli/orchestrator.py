@@ -63,6 +63,13 @@ def start(
             help="Begin with a new CA, because the old one is lost or stolen.",
         ),
     ] = False,
+    client_certificates: Annotated[
+        Literal["required", "off"] | None,
+        Parameter(
+            help="Whether nodes must show a certificate of the grid's CA on their stream.  "
+            "[default: off]"
+        ),
+    ] = None,
     mode: Annotated[
         Literal["trusted", "open"] | None,
         Parameter(help="Whose nodes may join: your own, or anybody's.  [default: as it was]"),
@@ -89,6 +96,7 @@ def start(
             "orchestrator.tls": tls,
             "orchestrator.insecure": insecure,
             "orchestrator.keys": None if keys is None else str(keys),
+            "orchestrator.client_certificates": client_certificates,
             "orchestrator.mode": mode,
         }
     )

@@ -25,6 +25,7 @@ from distribai.node import identity
 from distribai.node.benchmark import Meter, worth_telling
 from distribai.node.blobs import BlobClient, Fetcher
 from distribai.node.cache import BlobCache
+from distribai.node.certificate import Certificate
 from distribai.node.clock import Clock, SystemClock, within
 from distribai.node.devices import threads
 from distribai.node.executors import Services
@@ -93,7 +94,7 @@ class Daemon:
         self._clock = clock or SystemClock()
         self._rng = rng or random.Random()
         self._trust = Trust(self._join, settings.state_dir)
-        self._transport = transport or GrpcTransport(self._join.grpc, self._trust)
+        self._transport = transport
         self._command = command
         self._leaving = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -132,7 +133,11 @@ class Daemon:
         key = identity.load_or_create(state)
         self._cache = BlobCache(state / "cache", self._settings.cache_bytes)
         self._feedback = FeedbackStore(state, self._settings.feedback_bytes)
-        self._link = Link(self._join, self._transport, key, self, self._clock, self._rng)
+        self._certificate = Certificate(self._join, self._trust, key, self._clock, self._rng)
+        transport = self._transport or GrpcTransport(
+            self._join.grpc, self._trust, self._certificate
+        )
+        self._link = Link(self._join, transport, key, self, self._clock, self._rng)
         self._traffic = Traffic(
             state,
             self._clock,
@@ -211,6 +216,7 @@ class Daemon:
                 self._run_out_of_time(),
                 self._heed_wishes(),
                 self._traffic.run(),
+                self._certificate.keep(),
                 *([self._meter.run()] if self._settings.benchmark else []),
             )
         ]

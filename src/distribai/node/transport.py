@@ -8,12 +8,14 @@ breaks it raises :class:`ConnectionLost`, from whichever call notices first.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import grpc
 import grpc.aio
 
 from distribai.errors import ProtocolMismatch, Unavailable
+from distribai.node.certificate import Certificate
 from distribai.node.trust import Trust
 from distribai.tls import GRID_NAME
 from distribai.wire.joinlink import is_loopback
@@ -56,15 +58,18 @@ class Transport(Protocol):
 
 class GrpcTransport:
     """Streams over gRPC to ``host:port``, each over a connection of its own; with TLS if ``trust``
-    says whom to believe.
+    says whom to believe, and with ``certificate`` where the grid asks for one.
 
     A fresh channel per stream costs a handshake per reconnect and spares gRPC's own reconnect
     backoff, which would add to the link's.
     """
 
-    def __init__(self, address: str, trust: Trust | None = None) -> None:
+    def __init__(
+        self, address: str, trust: Trust | None = None, certificate: Certificate | None = None
+    ) -> None:
         self._address = address
         self._trust = trust
+        self._certificate = certificate
         proxy = () if not is_loopback(address) else (("grpc.enable_http_proxy", 0),)
         self._options = (*CLIENT_OPTIONS, *proxy, ("grpc.use_local_subchannel_pool", 1))
 
@@ -73,35 +78,51 @@ class GrpcTransport:
 
         Raises:
             Integrity: ``grid.ca``: the grid's CA is another one than the join link names.
+            NotAllowed: the grid signs no certificate for this node, as :meth:`Certificate.shown`.
         """
         channel = await self._channel()
         stub = NodeServiceStub(channel)  # type: ignore[no-untyped-call]  # generated code
-        return _GrpcConnection(channel, stub.Session(), self._address)
+        doubt = None if self._certificate is None else self._certificate.doubt
+        return _GrpcConnection(channel, stub.Session(), self._address, doubt)
 
     async def _channel(self) -> grpc.aio.Channel:
         if self._trust is None or self._trust.plain:
             return grpc.aio.insecure_channel(self._address, options=self._options)
         try:
             roots = await self._trust.roots()
+            shown = None if self._certificate is None else await self._certificate.shown()
         except Unavailable as problem:
             raise ConnectionLost(problem.message) from problem
         name = (("grpc.ssl_target_name_override", GRID_NAME),) if self._trust.pinned else ()
-        return grpc.aio.secure_channel(
-            self._address, grpc.ssl_channel_credentials(roots), options=(*self._options, *name)
+        credentials = (
+            grpc.ssl_channel_credentials(roots)
+            if shown is None
+            else grpc.ssl_channel_credentials(roots, shown.key_pem, shown.chain_pem)
         )
+        return grpc.aio.secure_channel(self._address, credentials, options=(*self._options, *name))
 
 
 class _GrpcConnection:
-    def __init__(self, channel: grpc.aio.Channel, call: Any, address: str) -> None:
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        call: Any,
+        address: str,
+        unheard: Callable[[], None] | None,
+    ) -> None:
         self._channel = channel
         self._call = call
         self._address = address
+        self._unheard = unheard
 
     async def read(self) -> pb.OrchestratorMessage | None:
         try:
             message = await self._call.read()
         except grpc.aio.AioRpcError as problem:
+            if self._unheard is not None and not _nobody(problem.details() or ""):
+                self._unheard()
             raise _lost(problem, self._address) from problem
+        self._unheard = None
         if message is grpc.aio.EOF:
             return None
         found: pb.OrchestratorMessage = message
@@ -142,6 +163,14 @@ _WORDS = (
     ("goaway", "{at} has closed the connection"),
 )
 """What gRPC's own words mean (a part of them in lower case)."""
+
+_NO_CONNECTION = ("failed to connect to remote host", "resolving", "lookup")
+
+
+def _nobody(details: str) -> bool:
+    """Whether gRPC says that it came to no connection at all: then TLS has refused nothing."""
+    said = details.lower()
+    return any(part in said for part in _NO_CONNECTION)
 
 
 def _lost(problem: grpc.aio.AioRpcError, address: str) -> Exception:

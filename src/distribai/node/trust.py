@@ -58,8 +58,7 @@ class Trust:
         """
         if self.pinned:
             return (await self._authority()).encode()
-        # What Python's TLS goes by, so that one variable does for both channels.
-        bundle = os.environ.get("SSL_CERT_FILE", "")
+        bundle = _bundle()
         return await asyncio.to_thread(Path(bundle).read_bytes) if bundle else None
 
     async def context(self) -> ssl.SSLContext | bool:
@@ -68,7 +67,10 @@ class Trust:
         Raises:
             Integrity, Unavailable, OSError: as :meth:`roots`.
         """
-        return tls.pinned_context(await self._authority()) if self.pinned else True
+        if self.pinned:
+            return tls.pinned_context(await self._authority())
+        bundle = _bundle()  # httpx looks at it only where it looks at proxies, too
+        return ssl.create_default_context(cafile=bundle) if bundle else True
 
     async def _authority(self) -> str:
         async with self._lock:
@@ -87,3 +89,8 @@ class Trust:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         durable.write(self._path, pem.encode(), point="node.ca")
         return pem
+
+
+def _bundle() -> str:
+    """What Python's TLS goes by, so that one variable does for both channels."""
+    return os.environ.get("SSL_CERT_FILE", "")

@@ -13,11 +13,12 @@ from distribai.wire.joinlink import JoinLink, split_address
 
 
 def has_tls(settings: OrchestratorSettings) -> bool:
-    """Whether the servers speak TLS: by wish, with a certificate of one's own, or because they
-    listen beyond this machine."""
+    """Whether the servers speak TLS: by wish, with a certificate of one's own, because nodes must
+    show theirs, or because they listen beyond this machine."""
     if settings.insecure:
         return False
-    return settings.tls or bool(settings.tls_cert) or not is_loopback(settings.host)
+    wanted = settings.tls or bool(settings.tls_cert) or settings.asks_for_certificates
+    return wanted or not is_loopback(settings.host)
 
 
 def check(settings: OrchestratorSettings) -> None:
@@ -30,6 +31,12 @@ def check(settings: OrchestratorSettings) -> None:
         raise _bad("insecure", "insecure and tls (or tls_cert) contradict each other.")
     if bool(settings.tls_cert) != bool(settings.tls_key):
         raise _bad("tls_key", "tls_cert and tls_key go together.")
+    if settings.asks_for_certificates and (settings.insecure or settings.public_tls):
+        raise _bad(
+            "client_certificates",
+            "Nodes' certificates are checked where TLS ends, and with insecure or public_tls that "
+            "is elsewhere.",
+        )
     for name in ("public_grpc", "public_http"):
         if address := getattr(settings, name):
             try:
@@ -70,7 +77,7 @@ def join_link(
     own = "" if tls is None else tls.ca
     ca = PUBLIC if settings.public_tls else own
     name = split_address(http)[0] if settings.public_http else host
-    return JoinLink(bracketed(name), grpc, http, grid, invite, ca)
+    return JoinLink(bracketed(name), grpc, http, grid, invite, ca, settings.asks_for_certificates)
 
 
 def own_url(settings: OrchestratorSettings, http_port: int, tls: ServerTls | None) -> str:

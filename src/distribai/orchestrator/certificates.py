@@ -1,9 +1,10 @@
-"""The grid's certificate authority, and the certificate that its servers show.
+"""The grid's certificate authority, the certificates that its servers show, and those of nodes.
 
 The CA is made once and is what every node and client pins (``distribai.tls``); its key signs
-servers' certificates and nothing else. ECDSA over P-256: what gRPC's TLS accepts beside RSA (it
-refuses Ed25519). A server's certificate is made anew at every start, for :data:`LEAF_DAYS`: there
-is none to renew, and its key is worth nothing after a restart.
+the certificates of servers and, where the grid asks for them, of nodes, and nothing else. Neither
+kind passes for the other (extended key usage, and the name). ECDSA over P-256: what gRPC's TLS
+accepts beside RSA (it refuses Ed25519). A server's certificate is made anew at every start, for
+:data:`LEAF_DAYS`: there is none to renew, and its key is worth nothing after a restart.
 
 ::
 
@@ -23,8 +24,10 @@ from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
 
+import grpc
 import structlog
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
@@ -36,10 +39,12 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from distribai import durable
-from distribai.errors import Conflict, UsageError
+from distribai.errors import Conflict, NotAllowed, UsageError
 from distribai.tls import GRID_NAME, PUBLIC, fingerprint
 
 log = structlog.get_logger(__name__)
+
+CURVE = ec.SECP256R1()
 
 CA_CERT, CA_KEY, SERVER_TLS = "ca-cert", "ca-key", "server-tls"
 
@@ -51,6 +56,13 @@ LEAF_DAYS = 730
 
 SKEW = timedelta(days=1)
 """How far behind a node's clock may be."""
+
+
+NODE_SKEW = timedelta(minutes=10)
+"""How far behind a replica's clock may be that is shown a node's certificate."""
+
+MAX_REQUEST = 4096
+"""Characters of a node's request for a certificate; one for P-256 has some 400."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +99,7 @@ def ensure_authority(directory: Path, now: datetime) -> Authority:
         if cert_path.exists():
             raise _unusable(key_path, "it is missing, though the certificate is there")
         durable.write(
-            key_path, _pem_of(ec.generate_private_key(ec.SECP256R1())), point="start.ca", mode=0o600
+            key_path, _pem_of(ec.generate_private_key(CURVE)), point="start.ca", mode=0o600
         )
     _close(key_path)
     try:
@@ -125,12 +137,18 @@ def set_aside(directory: Path) -> None:
 def server_certificate(authority: Authority, hosts: Sequence[str], now: datetime) -> ServerTls:
     """A fresh key and certificate in the name :data:`~distribai.tls.GRID_NAME` and for ``hosts``
     (names and addresses, for clients that do not override the name)."""
-    key = ec.generate_private_key(ec.SECP256R1())
+    key = ec.generate_private_key(CURVE)
     names: list[x509.GeneralName] = [x509.DNSName(GRID_NAME)]
     names += [_general_name(host) for host in dict.fromkeys(hosts) if host != GRID_NAME]
     issuer = authority.key.public_key()
     leaf = (
-        _certificate(GRID_NAME, authority.cert.subject, key.public_key(), now, LEAF_DAYS)
+        _certificate(
+            GRID_NAME,
+            authority.cert.subject,
+            key.public_key(),
+            now - SKEW,
+            now + timedelta(days=LEAF_DAYS),
+        )
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
@@ -140,6 +158,90 @@ def server_certificate(authority: Authority, hosts: Sequence[str], now: datetime
     )
     chain = leaf.public_bytes(Encoding.PEM) + authority.cert_pem.encode()
     return ServerTls(_pem_of(key), chain, fingerprint(authority.cert_pem), authority.cert_pem)
+
+
+def node_certificate(
+    authority: Authority, node_id: str, request: str, now: datetime, lifetime_s: float
+) -> x509.Certificate:
+    """A certificate in the name of a node, for the key that a request (PKCS #10, in PEM) brings;
+    what else the request asks for is not looked at. It begins :data:`NODE_SKEW` ago and ends after
+    ``lifetime_s`` seconds.
+
+    Raises:
+        NotAllowed: ``node.certificate``: it is no such request, or not one for a P-256 key that
+            has signed it.
+    """
+    public = _requested_key(request)
+    issuer = authority.key.public_key()
+    return (
+        _certificate(
+            node_id,
+            authority.cert.subject,
+            public,
+            now - NODE_SKEW,
+            now + timedelta(seconds=lifetime_s),
+        )
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), critical=True)
+        .add_extension(_usage(digital_signature=True), critical=True)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer), critical=False)
+        .sign(authority.key, hashes.SHA256())
+    )
+
+
+def check_shown(authority: Authority, shown: bytes, node_id: str, now: datetime) -> None:
+    """Refuse a certificate (PEM; empty: none) that is not a good one of this node.
+
+    TLS has checked all but the name. It is checked again because a TLS session that is resumed
+    brings the certificate of its beginning, which nobody looks at anew.
+
+    Raises:
+        NotAllowed: ``node.certificate``.
+    """
+    try:
+        cert = x509.load_pem_x509_certificate(shown)
+        cert.verify_directly_issued_by(authority.cert)
+    except (ValueError, TypeError, InvalidSignature) as problem:
+        raise _not_shown("is none of the grid's CA") from problem
+    names = cert.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    if [name.value for name in names] != [node_id]:
+        raise _not_shown("is not that of the node that wants to register")
+    if not cert.not_valid_before_utc <= now < cert.not_valid_after_utc:
+        raise _not_shown("has ended, or not begun")
+
+
+def _not_shown(why: str) -> NotAllowed:
+    return NotAllowed(
+        "node.certificate",
+        f"The certificate of this stream {why}.",
+        "A node gets its own at the HTTP interface, with its own key: give each a state directory "
+        "of its own, and see that it reaches that interface.",
+    )
+
+
+def _requested_key(request: str) -> ec.EllipticCurvePublicKey:
+    if len(request) > MAX_REQUEST:
+        raise _refused(f"it is longer than {MAX_REQUEST} characters")
+    try:
+        read = x509.load_pem_x509_csr(request.encode())
+        public = read.public_key()
+        # The curve first: a signature of a huge RSA key would take long to check.
+        if not isinstance(public, ec.EllipticCurvePublicKey) or public.curve.name != CURVE.name:
+            raise _refused("its key is not one of P-256")
+        signed = read.is_signature_valid
+    except (ValueError, UnsupportedAlgorithm) as problem:
+        raise _refused("it is no PKCS #10 in PEM") from problem
+    if not signed:
+        raise _refused("its key has not signed it")
+    return public
+
+
+def _refused(why: str) -> NotAllowed:
+    return NotAllowed(
+        "node.certificate",
+        f"The request for a certificate is not accepted: {why}.",
+        "Upgrade DistribAI on that machine: pip install -U distribai",
+    )
 
 
 def own_certificate(cert: Path, key: Path, now: datetime) -> ServerTls:
@@ -170,6 +272,16 @@ def own_certificate(cert: Path, key: Path, now: datetime) -> ServerTls:
     return ServerTls(key_pem, chain_pem, PUBLIC)
 
 
+def grpc_credentials(tls: ServerTls, authority: Authority | None) -> grpc.ServerCredentials:
+    """What the gRPC server shows, and, with an ``authority``, that clients must show a certificate
+    of it: TLS refuses who has none, before any call."""
+    pair = [(tls.key_pem, tls.chain_pem)]
+    if authority is None:
+        return grpc.ssl_server_credentials(pair)
+    roots = authority.cert_pem.encode()
+    return grpc.ssl_server_credentials(pair, root_certificates=roots, require_client_auth=True)
+
+
 def http_context(tls: ServerTls, state_dir: Path) -> ssl.SSLContext:
     """TLS 1.3 for the HTTP server. Python reads keys from files alone, hence the one in
     ``state_dir``."""
@@ -184,7 +296,9 @@ def http_context(tls: ServerTls, state_dir: Path) -> ssl.SSLContext:
 def _self_signed(key: ec.EllipticCurvePrivateKey, now: datetime) -> bytes:
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "DistribAI grid CA")])
     made = (
-        _certificate("DistribAI grid CA", name, key.public_key(), now, CA_DAYS)
+        _certificate(
+            "DistribAI grid CA", name, key.public_key(), now - SKEW, now + timedelta(days=CA_DAYS)
+        )
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(key_cert_sign=True), critical=True)
         .sign(key, hashes.SHA256())
@@ -196,8 +310,8 @@ def _certificate(
     name: str,
     issuer: x509.Name,
     public: ec.EllipticCurvePublicKey,
-    now: datetime,
-    days: int,
+    begins: datetime,
+    ends: datetime,
 ) -> x509.CertificateBuilder:
     return (
         x509.CertificateBuilder()
@@ -205,8 +319,8 @@ def _certificate(
         .issuer_name(issuer)
         .public_key(public)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - SKEW)
-        .not_valid_after(now + timedelta(days=days))
+        .not_valid_before(begins)
+        .not_valid_after(ends)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
     )
 

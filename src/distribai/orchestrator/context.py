@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from distribai.core.ids import RANDOM_BYTES, Kind, make_id
+from distribai.orchestrator.certificates import Authority
 from distribai.orchestrator.feed import Tail
 from distribai.orchestrator.fleet.passes import Ring
 from distribai.orchestrator.fleet.registry import Registry
@@ -71,8 +72,9 @@ class Grid:
     ``not_before`` (database time): when this process started, and until when it waits for nodes
     that were at work before. ``ring`` are the keys of nodes' tokens, ``limits`` how often one may
     ask; ``sleep`` slows who asks too often. ``ca_pem`` is the CA that this process's certificate is
-    signed by; empty without TLS, or with a certificate that everybody trusts. ``join_link``
-    is what contributors paste, with the grid's standing invite; empty until this process listens.
+    signed by; empty without TLS, or with a certificate that everybody trusts. ``authority`` signs
+    nodes' certificates; None: they show none. ``join_link`` is what contributors paste, with the
+    grid's standing invite; empty until this process listens.
     ``troubles`` are why duties of this process cannot go on at present, by duty.
     ``presigner`` sends who asks for a blob on to the object store; None: all passes through here.
     """
@@ -99,6 +101,7 @@ class Grid:
     limits: Limits = field(init=False)
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     ca_pem: str = ""
+    authority: Authority | None = None
     presigner: Presigner | None = None
     troubles: dict[str, str] = field(default_factory=dict)
 

@@ -7,9 +7,10 @@
     RegisterAck -->          or SessionEnd
                <-->          numbered messages, until either side ends the stream
 
-Who a node is was proved at the start of its stream; nothing that a message says can change it. A
-stream that breaks takes nothing with it: the session stays, and what was not acknowledged is sent
-again when the same daemon comes back.
+Who a node is was proved at the start of its stream, by its key and, where the grid asks for them,
+by its certificate (``fleet.certification``); nothing that a message says can change it. A stream
+that breaks takes nothing with it: the session stays, and what was not acknowledged is sent again
+when the same daemon comes back.
 """
 
 from __future__ import annotations
@@ -84,15 +85,17 @@ class NodeService(NodeServiceServicer):
         self, request_iterator: Incoming, context: Any
     ) -> AsyncIterator[pb.OrchestratorMessage]:
         """One node's stream, from its challenge to its end."""
-        async for message in serve(self._grid, request_iterator, context.peer()):
+        # TLS has asked for it, where the grid does.
+        shown = b"".join(context.auth_context().get("x509_pem_cert", ()))
+        async for message in serve(self._grid, request_iterator, context.peer(), shown):
             yield message
 
 
 async def serve(
-    grid: Grid, incoming: Incoming, peer: str = ""
+    grid: Grid, incoming: Incoming, peer: str = "", shown: bytes = b""
 ) -> AsyncIterator[pb.OrchestratorMessage]:
     """One stream: messages out for messages in. ``peer`` is gRPC's name of the other side; empty
-    for this machine."""
+    for this machine. ``shown`` is its certificate (PEM); empty: it has shown none."""
     try:
         grid.limits.join(peer)
     except TooMany as problem:
@@ -110,7 +113,7 @@ async def serve(
             raise ProtocolMismatch(
                 "protocol.malformed", "The first message of a stream must be RegisterSession."
             )
-        registered = await register(grid, message.register, nonce, challenged_at)
+        registered = await register(grid, message.register, nonce, challenged_at, shown)
     except (StopAsyncIteration, TimeoutError):
         return
     except DistribAIError as problem:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
-import grpc
 import structlog
 import uvicorn
 from grpc import aio
@@ -41,6 +40,7 @@ from distribai.store.lock import FileLock
 from distribai.store.migrate import migrate
 from distribai.store.presigning import presigner
 from distribai.store.statements import fleet
+from distribai.tls import fingerprint
 from distribai.wire.options import SERVER_OPTIONS
 from distribai.wire.v1 import distribai_pb2 as pb
 from distribai.wire.v1.distribai_pb2_grpc import add_NodeServiceServicer_to_server
@@ -176,10 +176,13 @@ class Orchestrator:
         if not addresses.has_tls(settings):
             return None
         now = certificates.utc(time.time())
-        if settings.tls_cert:
-            return certificates.own_certificate(
-                Path(settings.tls_cert), Path(settings.tls_key), now
-            )
+        own = (
+            certificates.own_certificate(Path(settings.tls_cert), Path(settings.tls_key), now)
+            if settings.tls_cert
+            else None
+        )
+        if own is not None and not settings.asks_for_certificates:
+            return own
         directory = Path(settings.keys) if settings.keys else settings.state_dir
         try:
             if self._new_ca:
@@ -187,9 +190,11 @@ class Orchestrator:
             authority = certificates.ensure_authority(directory, now)
         except OSError as problem:
             raise keys_unreadable(directory, problem) from problem
-        tls = certificates.server_certificate(authority, addresses.hosts(settings), now)
-        await check_authority(self.grid.db, directory, tls.ca, replace=self._new_ca)
+        ca = fingerprint(authority.cert_pem)
+        await check_authority(self.grid.db, directory, ca, replace=self._new_ca)
+        tls = own or certificates.server_certificate(authority, addresses.hosts(settings), now)
         self.grid.ca_pem = tls.ca_pem
+        self.grid.authority = authority if settings.asks_for_certificates else None
         return tls
 
     async def _leave(self) -> None:
@@ -216,7 +221,7 @@ class Orchestrator:
                 server.add_insecure_port(where)
                 if tls is None
                 else server.add_secure_port(
-                    where, grpc.ssl_server_credentials([(tls.key_pem, tls.chain_pem)])
+                    where, certificates.grpc_credentials(tls, self.grid.authority)
                 )
             )
         except RuntimeError as problem:

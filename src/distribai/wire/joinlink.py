@@ -3,13 +3,16 @@
 ::
 
     distribai://HOST/?grpc=host:port&http=host:port&invite=TOKEN&grid=ID&ca=SHA256
+                     &certificates=required
 
 ``HOST`` is for people; the addresses are in ``grpc`` and ``http``, which may differ in host and
 port. ``grid`` is the grid's id, which the orchestrator's challenge must repeat. ``invite`` is
 needed once, for a key that is new to the grid. ``ca`` says who vouches for the servers: the SHA-256
 of the grid's CA certificate, or ``public`` for the authorities that the system trusts; a link
-without it is for a grid without TLS. A parameter that this program does not know is
-refused: a link that names the grid's CA must never be read by a program that would ignore it.
+without it is for a grid without TLS. ``certificates=required`` says that the stream takes only who
+shows a certificate of the grid's CA (``node.certificate``). A parameter that this program does not
+know is refused: a link that names the grid's CA must never be read by a program that would ignore
+it, and one that cannot show certificates says so instead of knocking for ever.
 """
 
 from __future__ import annotations
@@ -24,7 +27,8 @@ from distribai.tls import PUBLIC
 
 SCHEME = "distribai"
 _NEEDED = ("grpc", "http", "grid")
-_KNOWN = (*_NEEDED, "invite", "ca")
+_KNOWN = (*_NEEDED, "invite", "ca", "certificates")
+_REQUIRED = "required"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _HINT = "Copy the whole line that `distribai orchestrator start` printed, in quotes."
 
@@ -39,6 +43,7 @@ class JoinLink:
     grid: str
     invite: str = ""
     ca: str = ""
+    certificates: bool = False
 
     @property
     def http_url(self) -> str:
@@ -57,6 +62,8 @@ class JoinLink:
         query["grid"] = self.grid
         if self.ca:
             query["ca"] = self.ca
+        if self.certificates:
+            query["certificates"] = _REQUIRED
         return f"{SCHEME}://{self.host}/?{urlencode(query, safe=':[]', quote_via=quote)}"
 
 
@@ -91,8 +98,17 @@ def parse(text: str) -> JoinLink:
     ca = values.get("ca", "")
     if "ca" in values and ca != PUBLIC and not _SHA256.fullmatch(ca):
         raise _bad(f"its 'ca' is neither a SHA-256 (64 hex digits) nor {PUBLIC!r}")
+    certificates = values.get("certificates")
+    if certificates is not None and (certificates != _REQUIRED or not ca):
+        raise _bad(f"its 'certificates' is not {_REQUIRED!r}, or it has no 'ca'")
     return JoinLink(
-        host, values["grpc"], values["http"], values["grid"], values.get("invite", ""), ca
+        host,
+        values["grpc"],
+        values["http"],
+        values["grid"],
+        values.get("invite", ""),
+        ca,
+        certificates is not None,
     )
 
 

@@ -1,4 +1,5 @@
-"""What a node signs: the challenge when it registers, and every result.
+"""What a node signs: the challenge when it registers, what it asks the grid's CA for, and every
+result.
 
 Ed25519 (RFC 8032). The signed bytes start with the purpose and a zero byte, so that a signature
 made for one purpose is worth nothing for another. Outcomes are signed as canonical JSON
@@ -17,12 +18,19 @@ from distribai.core.tasks import Outcome
 from distribai.errors import NotAllowed
 
 REGISTER = b"distribai-register-v1"
+CERTIFY = b"distribai-certify-v1"
 RESULT = b"distribai-result-v1"
 
 
 def register_message(grid_id: str, nonce: bytes) -> bytes:
     """The bytes that answer a challenge: purpose, 0, grid id, 0, nonce."""
     return b"\0".join((REGISTER, grid_id.encode(), nonce))
+
+
+def certify_message(grid_id: str, challenge: str, request: str) -> bytes:
+    """The bytes that vouch for a certificate's request: purpose, 0, grid id, 0, challenge, 0, the
+    request as it is sent (PEM)."""
+    return b"\0".join((CERTIFY, grid_id.encode(), challenge.encode(), request.encode()))
 
 
 def outcome_message(outcome: Outcome) -> bytes:
@@ -47,6 +55,23 @@ def verify_register(public_key: bytes, signature: bytes, grid_id: str, nonce: by
         NotAllowed: ``node.key``, not an Ed25519 key or not its signature.
     """
     _verify(public_key, signature, register_message(grid_id, nonce), "the challenge")
+
+
+def sign_certify(key: Ed25519PrivateKey, grid_id: str, challenge: str, request: str) -> bytes:
+    """The 64 bytes by which a node's key vouches for a certificate's request."""
+    return key.sign(certify_message(grid_id, challenge, request))
+
+
+def verify_certify(
+    public_key: bytes, signature: bytes, grid_id: str, challenge: str, request: str
+) -> None:
+    """Check what vouches for a certificate's request.
+
+    Raises:
+        NotAllowed: ``node.key``, not an Ed25519 key or not its signature.
+    """
+    said = certify_message(grid_id, challenge, request)
+    _verify(public_key, signature, said, "its request for a certificate")
 
 
 def sign_outcome(key: Ed25519PrivateKey, outcome: Outcome) -> bytes:

@@ -1,4 +1,4 @@
-"""Short-lived tokens of nodes' sessions, with which they fetch and bring blobs.
+"""Short-lived tokens of nodes' sessions, with which they fetch and bring blobs, and challenges.
 
 A token is a JWT (RFC 7519) signed with Ed25519 (``EdDSA``, RFC 8037). It names the grid (``iss``),
 the blobs (``aud``), the node (``sub``: the hash of its key), the session (``sid``), and ends after
@@ -10,6 +10,9 @@ Each process signs with a key of its own that it never writes down, and changes 
 :data:`ROTATE_S`; its public half lies in the database under the token's ``kid``, where every
 replica finds it for as long as a token of it can be good. So there is no signing key to keep, share
 or lose.
+
+A challenge, which a node signs to get a certificate (``fleet.certification``), is such a JWT, too,
+for another audience: any replica knows it for its own, and none has to remember it.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import base64
 import hashlib
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jwt
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -45,11 +48,15 @@ that is good as long as their session."""
 BATCH = 500
 """Tokens that are renewed at one go, about 50 ms; half a lifetime is there for the others."""
 
-AUDIENCE = "distribai-blobs"
+CHALLENGE_S = 120.0
+"""Seconds that a challenge is good for. Within them an answer may come twice, and brings its node
+another certificate for the same key."""
+
+AUDIENCE, CHALLENGE = "distribai-blobs", "distribai-certificates"
 ALGORITHM = "EdDSA"
 MAX_TOKEN = 2048
 _FACT = "token_key."
-_CLAIMS = ("iss", "aud", "sub", "sid", "iat", "exp")
+_CLAIMS = ("iss", "aud", "iat", "exp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,18 +104,27 @@ async def ready(grid: Grid) -> None:
 
 def issue(grid: Grid, node_id: str, session_id: str, now: float) -> tuple[str, float]:
     """A token from ``now`` (database time) on, and when it ends; after :func:`ready`."""
-    assert grid.ring.key is not None, "ready() comes first"
     until = now + LIFETIME_S
-    claims = {
-        "iss": grid.grid_id,
-        "aud": AUDIENCE,
-        "sub": node_id,
-        "sid": session_id,
-        "iat": now,
-        "exp": until,
-    }
-    token = jwt.encode(claims, grid.ring.key, ALGORITHM, headers={"kid": grid.ring.kid})
-    return token, until
+    return _signed(grid, AUDIENCE, now, until, sub=node_id, sid=session_id), until
+
+
+async def challenge(grid: Grid) -> str:
+    """Something fresh for a node to sign.
+
+    Raises:
+        Unavailable: ``grid.database``.
+    """
+    await ready(grid)
+    async with grid.db.read() as tx:
+        now = tx.now
+    drawn = base64.urlsafe_b64encode(grid.entropy(16)).decode().rstrip("=")
+    return _signed(grid, CHALLENGE, now, now + CHALLENGE_S, jti=drawn)
+
+
+def _signed(grid: Grid, audience: str, now: float, until: float, **claims: str) -> str:
+    assert grid.ring.key is not None, "ready() comes first"
+    said = {"iss": grid.grid_id, "aud": audience, **claims, "iat": now, "exp": until}
+    return jwt.encode(said, grid.ring.key, ALGORITHM, headers={"kid": grid.ring.kid})
 
 
 def looks_like(token: str) -> bool:
@@ -122,21 +138,37 @@ async def verify(grid: Grid, tx: Tx, token: str) -> Pass:
     Raises:
         Unauthenticated: ``auth.invalid``, with which of its promises does not hold.
     """
+    said = await _claims(grid, tx, token, AUDIENCE, LIFETIME_S, "sub", "sid")
+    return Pass(str(said["sub"]), str(said["sid"]))
+
+
+async def check_challenge(grid: Grid, tx: Tx, token: str) -> None:
+    """Refuse what is no challenge of this grid, or an old one.
+
+    Raises:
+        Unauthenticated: ``auth.invalid``.
+    """
+    await _claims(grid, tx, token, CHALLENGE, CHALLENGE_S, "jti")
+
+
+async def _claims(
+    grid: Grid, tx: Tx, token: str, audience: str, lifetime_s: float, *names: str
+) -> dict[str, Any]:
     if len(token) > MAX_TOKEN:
         raise _refused("it is too long")
     try:
         kid = jwt.get_unverified_header(token).get("kid")
         key = await _public_key(grid, tx, kid if isinstance(kid, str) else "")
-        claims = jwt.decode(
+        claims: dict[str, Any] = jwt.decode(
             token,
             key,
             # Fixed: what the token itself says about it must decide nothing (RFC 8725, 3.1).
             algorithms=[ALGORITHM],
-            audience=AUDIENCE,
+            audience=audience,
             issuer=grid.grid_id,
             # Times are judged below, by the database's clock.
             options={
-                "require": list(_CLAIMS),
+                "require": [*_CLAIMS, *names],
                 "verify_exp": False,
                 "verify_iat": False,
                 "verify_nbf": False,
@@ -147,9 +179,9 @@ async def verify(grid: Grid, tx: Tx, token: str) -> Pass:
     begin, end = claims["iat"], claims["exp"]
     if not all(type(t) in (int, float) for t in (begin, end)):
         raise _refused("its times are no numbers")
-    if not begin <= end <= begin + LIFETIME_S or tx.now >= end:
+    if not begin <= end <= begin + lifetime_s or tx.now >= end:
         raise _refused("it has expired")
-    return Pass(str(claims["sub"]), str(claims["sid"]))
+    return claims
 
 
 async def renew(grid: Grid, now: float) -> int:

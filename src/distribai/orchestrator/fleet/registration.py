@@ -22,6 +22,7 @@ from distribai.core.states import (
 from distribai.core.text import MAX_REASON, clean
 from distribai.errors import NotAllowed, ProtocolMismatch, Unavailable
 from distribai.orchestrator import events
+from distribai.orchestrator.certificates import check_shown, utc
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.fleet import passes
 from distribai.orchestrator.fleet.liveness import fenced, release_node
@@ -63,16 +64,22 @@ class Registered:
 
 
 async def register(
-    grid: Grid, message: pb.RegisterSession, nonce: bytes, challenged_at: float
+    grid: Grid,
+    message: pb.RegisterSession,
+    nonce: bytes,
+    challenged_at: float,
+    shown: bytes = b"",
 ) -> Registered:
     """Check a registration and open a session, or go on with one. ``challenged_at``, on the
-    process's clock, is when its node was sent the ``nonce``.
+    process's clock, is when its node was sent the ``nonce``. ``shown`` is the certificate of
+    its stream (PEM); empty: there was none.
 
     Raises:
         Unavailable: ``grid.database``; ``grid.unreachable``: it took so long that the node has
             registered elsewhere meanwhile.
         ProtocolMismatch: ``protocol.version``, or ``protocol.malformed``.
-        NotAllowed: ``node.key``: not the key's signature; ``node.invite``: an unknown key without a
+        NotAllowed: ``node.key``: not the key's signature; ``node.certificate``: the grid asks for
+            one, and this is another node's, or not good; ``node.invite``: an unknown key without a
             valid invite; ``node.quarantined`` or ``node.banned``.
     """
     protocol = negotiate(message.protocol, message.protocol)
@@ -100,6 +107,7 @@ async def register(
             in_hand,
             protocol,
             challenged_at,
+            shown,
         )
     session.heard = True
     session.intent_reason = read_intent_reason(message.intent_reason)
@@ -136,6 +144,7 @@ async def _enter(
     in_hand: Iterable[TaskInHand],
     protocol: int,
     challenged_at: float,
+    shown: bytes,
 ) -> tuple[LiveSession, str, bool, set[tuple[str, int]]]:
     """The session, its token, whether it goes on, and the attempts that the node keeps."""
     old = grid.fleet.of(node_id)
@@ -152,6 +161,8 @@ async def _enter(
         await passes.ready(grid)
     session_id = old.id if resumed and old is not None else grid.new_id("ses")
     async with grid.db.write() as tx:
+        if grid.authority is not None:
+            check_shown(grid.authority, shown, node_id, utc(tx.now))
         began = tx.now - (grid.clock() - challenged_at)
         await _admit(tx, node_id, key, message, devices, machine, intent)
         if await fleet.registered_since(tx, node_id, began):
@@ -254,12 +265,7 @@ async def _admit(
     if node is None:
         invite = await fleet.use_invite(tx, hash_secret(message.invite))
         if invite is None:
-            raise NotAllowed(
-                "node.invite",
-                "This key is new to the grid, and the join link's invite is unknown, used up or "
-                "expired.",
-                "Ask the operator for a fresh join link.",
-            )
+            raise not_invited()
         await fleet.add_node(
             tx,
             id=node_id,
@@ -316,10 +322,29 @@ async def _first_standing(tx: Tx, invite: AnyRow) -> str:
     return (Standing.TRUSTED if trusted else Standing.PROBATION).value
 
 
-def _check_standing(node: AnyRow) -> None:
-    why = f": {node.standing_reason}" if node.standing_reason else "."
+def refuse_banned(node: AnyRow) -> None:
+    """Refuse a node (``standing``, ``standing_reason``) that is shut out.
+
+    Raises:
+        NotAllowed: ``node.banned``.
+    """
     if node.standing == Standing.BANNED:
+        why = f": {node.standing_reason}" if node.standing_reason else "."
         raise NotAllowed("node.banned", f"This node is banned{why}", "Ask the grid's operator.")
+
+
+def not_invited() -> NotAllowed:
+    """A stranger whose invite lets nobody in."""
+    return NotAllowed(
+        "node.invite",
+        "This key is new to the grid, and the join link's invite is unknown, used up or expired.",
+        "Ask the operator for a fresh join link.",
+    )
+
+
+def _check_standing(node: AnyRow) -> None:
+    refuse_banned(node)
+    why = f": {node.standing_reason}" if node.standing_reason else "."
     if node.standing == Standing.QUARANTINED:
         raise NotAllowed(
             "node.quarantined",

@@ -11,6 +11,7 @@ from distribai.orchestrator.context import Grid
 from distribai.orchestrator.http import (
     audit,
     blobs,
+    certificates,
     events,
     fleet,
     health,
@@ -59,6 +60,7 @@ def create_app(grid: Grid) -> FastAPI:
         weights.router,
         blobs.router,
         fleet.router,
+        certificates.router,
         why.node_router,
         events.router,
         webhooks.router,
