@@ -1,10 +1,10 @@
 """Whole numbers times a step per block: int8 and int4 (A3).
 
 A block is 256 consecutive elements (the last may be shorter). With L = 127 or 7 its step is
-``max |v| / L`` in fp32, 1 where that is 0 or subnormal, and an element is stored as
-``q = rint(v * (1 / step))``, which lies in -L..L; it is read as ``q * step``. The error of an
-element is at most half a step. Several q share a byte, the first one in the lowest bits, as
-``q + L``.
+``max |v| / L`` in fp32, 1 where that is 0 or subnormal, and an element is stored as ``q``, the
+whole number nearest to ``v * (1 / step)`` (the odd one of two equally near), which lies in -L..L;
+it is read as ``q * step``. The error of an element is at most half a step. Several q share a byte,
+the first one in the lowest bits, as ``q + L``.
 
 Bits per parameter: 8 or 4, and 32 / 256 for the steps.
 """
@@ -26,8 +26,8 @@ _PIECE = 256 * BLOCK
 """Elements at a time, so that what is in between stays in the second-level cache."""
 
 _MAGIC = np.float32(3 << 22)
-"""Added to a small number it leaves the nearest whole number, ties to even, in the low bits of the
-sum: the sum's unit in the last place is 1. It is also what ``rint`` gives, at half its time."""
+"""Added to a small number it leaves the nearest whole number in the low bits of the sum: the sum's
+unit in the last place is 1. Ties go to even sums; with L added, which is odd, that is to odd q."""
 
 
 class Integers:
@@ -69,7 +69,9 @@ class Integers:
         self, block: NDArray[np.float32], step: NDArray[np.float32], scratch: NDArray[np.float32]
     ) -> NDArray[np.uint8]:
         """``q + L`` of each element, flat; ``scratch`` of the blocks' shape is overwritten."""
-        np.multiply(block, (1 / step)[:, None], out=scratch)
+        # Spread first: numpy multiplies whole arrays faster than rows by a number each.
+        np.copyto(scratch, (1 / step)[:, None])
+        np.multiply(scratch, block, out=scratch)
         scratch += _MAGIC + np.float32(self._largest)
         codes = np.empty(scratch.size, np.uint8)
         # Only the low bits are wanted.
@@ -122,12 +124,10 @@ def _steps(
 ) -> NDArray[np.float32]:
     """Steps of whole blocks, shape (blocks,); ``scratch`` of the blocks' shape is overwritten."""
     np.abs(block, out=scratch)
-    width = BLOCK
-    while width > 16:  # halves against halves: several times as fast as numpy's own reduction
-        width //= 2
-        left = scratch[:, :width]
-        np.maximum(left, scratch[:, width : 2 * width], out=left)
-    step: NDArray[np.float32] = scratch[:, :width].max(axis=1) / np.float32(largest)
+    # Compared as whole numbers, which order magnitudes alike and have no NaN to look out for: a
+    # third of the time.
+    highest = np.maximum.reduce(scratch.view(np.int32), axis=1).view(np.float32)
+    step: NDArray[np.float32] = highest / np.float32(largest)
     step[step < np.finfo(np.float32).tiny] = 1
     return step
 
