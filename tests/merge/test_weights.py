@@ -76,9 +76,12 @@ def test_a_strided_array_is_a_defect():
         flat(np.zeros((4, 4), np.float32).T[::2])
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_one_bad_value_is_found_in_any_block(bad: float, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("distribai.merge.weights.BLOCK", 7)
+SIGNALLING = np.uint32(0x7F800001).view(np.float32)
+
+
+@pytest.mark.parametrize("bad", [np.nan, -np.nan, SIGNALLING, np.inf, -np.inf, 2e18, -2e18])
+def test_one_bad_value_is_found_in_any_piece(bad: float, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("distribai.merge.weights._SCAN", 7)
     values = np.zeros(30, np.float32)
     assert all_finite(values)
     for place in (0, 6, 7, 29):

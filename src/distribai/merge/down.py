@@ -29,7 +29,7 @@ from distribai.errors import Integrity
 from distribai.merge.codecs import codec
 from distribai.merge.feedback import passing
 from distribai.merge.kernel import CHUNK, Floats, Targets, check_arithmetic
-from distribai.merge.tensorfile import TensorFile
+from distribai.merge.tensorfile import TensorFile, release_pages
 from distribai.merge.weights import Weights, all_finite, flat
 
 
@@ -59,11 +59,8 @@ class Exact:
     def release(self, spec: TensorSpec, start: int, stop: int) -> None:
         """Let the pages of elements ``start <= i < stop`` leave this process's memory; what they
         hold stays in the file."""
-        page, begin = mmap.PAGESIZE, self._begin[spec.name]
-        first = -(-(begin + 4 * start) // page) * page
-        last = (begin + 4 * stop) // page * page
-        if last > first and hasattr(mmap, "MADV_DONTNEED"):
-            self._mapping.madvise(mmap.MADV_DONTNEED, first, last - first)
+        begin = self._begin[spec.name]
+        release_pages(self._mapping, begin + 4 * start, begin + 4 * stop)
 
     def __enter__(self) -> Self:
         return self

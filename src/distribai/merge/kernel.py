@@ -12,8 +12,9 @@ A float buffer takes ``u = g`` and has no momentum; an integer buffer the maximu
 values; a frozen tensor stays. No operation depends on where a chunk begins or on how many threads
 run, so neither changes a bit.
 
-Memory: scratch of four chunks per thread. Mapped inputs are released span by span, so what is
-resident does not grow with the number of rows beyond one span each.
+Memory: scratch of four chunks per thread. The mapped pages of a row's chunk are released once it is
+added, before those of the next row but one are touched, so what is resident does not grow with the
+number of rows.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ which a third-level cache holds. Measured with ``python -m bench merge`` (2 core
 and 32 MiB of third level): smaller chunks lose more to a numpy call's overhead (1 microsecond) and
 to threads that wait for the interpreter's lock than they gain from a nearer cache."""
 SPAN = 4 * CHUNK
-"""Elements that one thread takes at a time and then releases: 2 MiB of each input."""
+"""Elements that one thread takes at a time, and after which it releases theta and momentum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +135,21 @@ def check_arithmetic() -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class _Row:
+    """What one contributor has of a float tensor."""
+
+    packed: Packed
+    spec: TensorSpec
+    read: Reader
+
+    def release(self, lo: int, hi: int) -> None:
+        self.packed.release(self.spec, lo, hi)
+
+
+@dataclass(frozen=True, slots=True)
 class _Span:
     spec: TensorSpec
-    readers: list[Reader]
+    rows: list[_Row]
     start: int
     stop: int
 
@@ -153,9 +166,9 @@ def walk(inputs: Inputs, sink: Sink, threads: int) -> None:
     spans = []
     for spec in inputs.specs:
         floats = spec.role in ("trainable", "float_buffer")
-        readers = [row.reader(spec) for row in inputs.rows] if floats else []
+        rows = [_Row(row, spec, row.reader(spec)) for row in inputs.rows] if floats else []
         spans += [
-            _Span(spec, readers, start, min(start + SPAN, spec.size))
+            _Span(spec, rows, start, min(start + SPAN, spec.size))
             for start in range(0, spec.size, SPAN)
         ]
     if threads == 1:
@@ -185,15 +198,14 @@ def _work(inputs: Inputs, sink: Sink, scratch: Scratch, span: _Span) -> None:
         sink.plain(spec, start, flat(inputs.theta[spec.name])[start:stop])
     elif spec.role == "int_buffer":
         values = inputs.rows[0].integers(spec)[start:stop].copy()
-        for row in inputs.rows[1:]:
+        for row in inputs.rows:
             np.maximum(values, row.integers(spec)[start:stop], out=values)
+            row.release(spec, start, stop)
         sink.plain(spec, start, values)
     else:
         with np.errstate(all="ignore"):  # whoever publishes the result checks that it is finite
             _float_span(inputs, sink, scratch, span)
     inputs.release(spec, start, stop)
-    for row in inputs.rows:
-        row.release(spec, start, stop)
 
 
 def _float_span(inputs: Inputs, sink: Sink, scratch: Scratch, span: _Span) -> None:
@@ -210,10 +222,10 @@ def _float_span(inputs: Inputs, sink: Sink, scratch: Scratch, span: _Span) -> No
         hi = min(lo + CHUNK, span.stop)
         g, t = scratch.g[: hi - lo], scratch.t[: hi - lo]
         if c.equal:
-            _plain_sum(span.readers, lo, hi, g, t)
+            _plain_sum(span.rows, lo, hi, g, t)
             np.multiply(g, weights[0], g)
         else:
-            _weighted_sum(span.readers, weights, lo, hi, g, t)
+            _weighted_sum(span.rows, weights, lo, hi, g, t)
         here = slice(lo - span.start, hi - span.start)
         new = scratch.theta[: hi - lo] if targets.theta is None else targets.theta[here]
         u = t if targets.update is None else targets.update[here]
@@ -234,27 +246,32 @@ def _float_span(inputs: Inputs, sink: Sink, scratch: Scratch, span: _Span) -> No
         sink.done(spec, lo, new, m, u)
 
 
-def _plain_sum(readers: list[Reader], lo: int, hi: int, g: Floats, t: Floats) -> None:
-    if len(readers) == 1:
-        g[...] = readers[0](lo, hi, g)
-        return
-    np.add(readers[0](lo, hi, g), readers[1](lo, hi, t), g)
-    for read in readers[2:]:
-        np.add(g, read(lo, hi, t), g)
+def _plain_sum(rows: list[_Row], lo: int, hi: int, g: Floats, t: Floats) -> None:
+    if len(rows) == 1:
+        g[...] = rows[0].read(lo, hi, g)
+    else:
+        np.add(rows[0].read(lo, hi, g), rows[1].read(lo, hi, t), g)
+    for row in rows[:2]:
+        row.release(lo, hi)
+    for row in rows[2:]:
+        np.add(g, row.read(lo, hi, t), g)
+        row.release(lo, hi)
 
 
 def _weighted_sum(
-    readers: list[Reader],
+    rows: list[_Row],
     weights: list[NDArray[np.float32]],
     lo: int,
     hi: int,
     g: Floats,
     t: Floats,
 ) -> None:
-    np.multiply(readers[0](lo, hi, g), weights[0], g)
-    for read, weight in zip(readers[1:], weights[1:], strict=True):
-        np.multiply(read(lo, hi, t), weight, t)
+    np.multiply(rows[0].read(lo, hi, g), weights[0], g)
+    rows[0].release(lo, hi)
+    for row, weight in zip(rows[1:], weights[1:], strict=True):
+        np.multiply(row.read(lo, hi, t), weight, t)
         np.add(g, t, g)
+        row.release(lo, hi)
 
 
 def _aligned(size: int) -> Floats:

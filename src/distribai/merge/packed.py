@@ -43,7 +43,8 @@ class Packed:
         return flat(self.arrays[spec.name])
 
     def release(self, spec: TensorSpec, start: int, stop: int) -> None:
-        """Let the pages that hold elements ``start <= i < stop`` leave this process's memory."""
+        """Let the pages that hold elements ``start <= i < stop``, and their neighbours, leave this
+        process's memory (:meth:`distribai.merge.tensorfile.TensorFile.release`)."""
         if self.file is None or spec.role == "frozen" or not spec.size:
             return
         for part in codecs.stored_parts(spec, self.codec.name):

@@ -58,6 +58,9 @@ MAX_HEADER = 16 << 20
 """Largest header accepted, bytes: about 100,000 tensors."""
 BLOCK = 1 << 20
 """Bytes per read when a finished file is hashed."""
+WINDOW = 2 << 20
+"""Bytes of address space in which a system may map what lies around a byte that is touched: Linux
+maps up to 64 KiB, or a whole huge page, and never beyond one table of page entries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,18 +76,29 @@ class TensorFile:
     def release(self, name: str, start: int, stop: int) -> None:
         """Let the pages of elements ``start <= i < stop`` leave this process's memory.
 
-        They can still be read; the system fetches them again. No effect where the system has no
-        such call.
+        Whole :data:`WINDOW`s leave, those of neighbouring elements with them. They can still be
+        read, by any thread at any time; the system fetches them again. No effect where the system
+        has no such call.
         """
-        if not hasattr(mmap, "MADV_DONTNEED"):
-            return
         entry = self.entries[name]
-        item = NUMPY_DTYPES[entry.dtype].itemsize
-        page = mmap.PAGESIZE
-        first = -(-(self.data_start + entry.begin + start * item) // page) * page
-        last = (self.data_start + entry.begin + stop * item) // page * page
-        if last > first:
-            self.mapping.madvise(mmap.MADV_DONTNEED, first, last - first)
+        item, begin = NUMPY_DTYPES[entry.dtype].itemsize, self.data_start + entry.begin
+        release_pages(self.mapping, begin + start * item, begin + stop * item)
+
+
+def release_pages(mapping: mmap.mmap, begin: int, end: int) -> None:
+    """Let the bytes ``begin <= i < end`` of a file's mapping leave this process's memory, and what
+    else lies in their :data:`WINDOW`s; what they hold stays in the file.
+
+    No effect where the system has no such call.
+    """
+    if not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    # Windows are aligned in memory, not in the file.
+    ahead = np.frombuffer(mapping, np.uint8).ctypes.data % WINDOW
+    first = max(0, (begin + ahead) // WINDOW * WINDOW - ahead)
+    last = min(len(mapping), -(-(end + ahead) // WINDOW) * WINDOW - ahead)
+    if last > first:
+        mapping.madvise(mmap.MADV_DONTNEED, first, last - first)
 
 
 def open_tensors(path: Path, layout: Layout | Callable[[Mapping[str, str]], Layout]) -> TensorFile:
