@@ -10,7 +10,10 @@ CPU time, which other processes disturb less.
 With encoded deltas the same is merged between files, as an orchestrator does it: decoding, mean,
 outer step, and the update encoded with error feedback. ``ms_files`` is the time, ``peak_mb``
 what the process's memory rose by (Linux's high-water mark, files' pages included), for 4 and for 32
-deltas: it must not grow with their number. Each is measured in a process of its own.
+deltas: it must not grow with their number. Each is measured in a process of its own, not the one
+that wrote the files, so that no memory that was freed before is used again unseen. ``axpy_ratio``
+and ``axpy_ratio_cpu`` there are those of decoding, mean and outer step, without writing: the bound
+is the bytes of the encoded deltas and 16 a parameter.
 
 Theta and momentum are overwritten in place: writing elsewhere would make the processor read the old
 contents of the target as well, which neither side's count includes.
@@ -25,7 +28,7 @@ import tempfile
 import threading
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -79,9 +82,21 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     )
     encoded = _encoded(args)
     common.table(
-        ["codec", "deltas", "ms", "times fp32", "peak MB", "MB of theta"],
         [
-            [e["codec"], e["deltas"], e["ms_files"], e["times_fp32"], e["peak_mb"], e["theta_mb"]]
+            "codec",
+            "deltas",
+            "axpy_ratio",
+            "by CPU time",
+            "ms",
+            "times fp32",
+            "peak MB",
+            "MB of theta",
+        ],
+        [
+            [
+                *(e["codec"], e["deltas"], e["axpy_ratio"], e["axpy_ratio_cpu"]),
+                *(e["ms_files"], e["times_fp32"], e["peak_mb"], e["theta_mb"]),
+            ]
             for e in encoded
         ],
     )
@@ -111,6 +126,47 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             str(t): {k: v for k, v in r.items() if k != "samples"} for t, r in by_threads.items()
         },
     }
+
+
+class Axpy:
+    """Blocked ``y += a x`` over as many vectors as bytes would move, so that none is found in a
+    cache from the last pass over it."""
+
+    def __init__(self, parameters: int, bound_bytes: int) -> None:
+        self.parameters = parameters
+        passes = max(1, round(bound_bytes / 12 / parameters))
+        self.bytes = 12 * parameters * passes
+        rng = np.random.default_rng(0)
+        self.vectors = [(_vector(rng, parameters), _vector(rng, parameters)) for _ in range(passes)]
+
+    def run(self, block: int, threads: int) -> None:
+        """Blocked ``y += a x``, over all pairs of vectors."""
+        edges = [self.parameters * i // threads for i in range(threads + 1)]
+        if threads == 1:
+            self._range(block, 0, self.parameters)
+            return
+        workers = [
+            threading.Thread(target=self._range, args=(block, edges[i], edges[i + 1]))
+            for i in range(threads)
+        ]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+
+    def _range(self, block: int, start: int, stop: int) -> None:
+        scratch, a = np.empty(block, np.float32), np.array(1e-3, np.float32)
+        for x, y in self.vectors:
+            for lo in range(start, stop, block):
+                hi = min(lo + block, stop)
+                product, target = scratch[: hi - lo], y[lo:hi]
+                np.multiply(x[lo:hi], a, product)
+                np.add(target, product, target)
+
+    def fastest_block(self, threads: int) -> int:
+        """The block size at which it runs fastest here."""
+        best = {b: min(_seconds(partial(self.run, b, threads)) for _ in range(5)) for b in BLOCKS}
+        return min(best, key=lambda b: best[b])
 
 
 class Job:
@@ -143,13 +199,7 @@ class Job:
             )
             for k in range(count)
         ]
-        # As many vectors as a merge moves bytes, so that none is found in a cache from the last
-        # pass over it.
-        self.passes = max(1, round(self.bound_bytes("equal") / 12 / self.parameters))
-        self.vectors = [
-            (_vector(rng, self.parameters), _vector(rng, self.parameters))
-            for _ in range(self.passes)
-        ]
+        self.axpy = Axpy(self.parameters, self.bound_bytes("equal"))
 
     def bound_bytes(self, case: str) -> int:
         """Bytes that must move, of all parameters."""
@@ -172,30 +222,6 @@ class Job:
             threads=threads,
         )
 
-    def axpy(self, block: int, threads: int) -> None:
-        """Blocked ``y += a x``, over all pairs of vectors."""
-        edges = [self.parameters * i // threads for i in range(threads + 1)]
-        if threads == 1:
-            self._axpy_range(block, 0, self.parameters)
-            return
-        workers = [
-            threading.Thread(target=self._axpy_range, args=(block, edges[i], edges[i + 1]))
-            for i in range(threads)
-        ]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-
-    def _axpy_range(self, block: int, start: int, stop: int) -> None:
-        scratch, a = np.empty(block, np.float32), np.array(1e-3, np.float32)
-        for x, y in self.vectors:
-            for lo in range(start, stop, block):
-                hi = min(lo + block, stop)
-                product, target = scratch[: hi - lo], y[lo:hi]
-                np.multiply(x[lo:hi], a, product)
-                np.add(target, product, target)
-
     def peak_extra_mb(self, case: str) -> float:
         """Peak of what one merge allocates, MB, as numpy reports it to tracemalloc."""
         tracemalloc.start()
@@ -209,58 +235,96 @@ class Job:
 def _encoded(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Merges between files, by codec and number of deltas."""
     found = []
-    context = multiprocessing.get_context("spawn")
     parameters = min(args.parameters, 1_000_000) if args.quick else args.parameters
     for deltas in ENCODED_DELTAS:
         dense = 0.0
         for name in ENCODED:
-            with ProcessPoolExecutor(1, context) as pool:
-                one = pool.submit(merge_between_files, parameters, deltas, name).result()
+            with tempfile.TemporaryDirectory(prefix="distribai-bench-") as folder:
+                case = (Path(folder), _manifest(parameters), deltas, name)
+                _in_a_process(write_files, *case)
+                one = _in_a_process(merge_between_files, *case)
+                one |= _in_a_process(merge_against_bound, *case, 3 if args.quick else 7)
             dense = dense or one["ms_files"]
             found.append({**one, "times_fp32": one["ms_files"] / dense})
     return found
 
 
-def merge_between_files(parameters: int, count: int, name: str) -> dict[str, Any]:
-    """One round over ``count`` deltas in a codec, the update in the same one, in this process."""
-    manifest = _manifest(parameters)
-    rng = np.random.default_rng(0)
+def _in_a_process(work: Callable[..., Any], *args: Any) -> Any:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(work, *args).result()
+
+
+def write_files(place: Path, manifest: ParameterManifest, count: int, name: str) -> None:
+    """Weights, and ``count`` deltas from them in a codec."""
     base = make_version0(manifest, 0)
-    with tempfile.TemporaryDirectory(prefix="distribai-bench-") as folder:
-        place = Path(folder)
-        write_weights(place / "theta", manifest, base)
-        local = {n: a + rng.standard_normal(a.shape, np.float32) for n, a in base.items()}
-        deltas = []
-        for k in range(count):
-            told = DeltaHeader("bench", f"t{k}", 1, 0, manifest.hash, name, 1 + k, 1)
-            write_delta(place / f"d{k}", manifest, base, local, told)
-            deltas.append(open_delta(place / f"d{k}", manifest, told, scan=False))
-        theta_mb = 4 * manifest.parameters / 1e6
-        del base, local
-        _forget_peak()
-        start, before = time.perf_counter(), _resident("VmRSS")
-        merge_files(
-            manifest,
-            place / "theta",
-            None,
-            deltas,
-            [d.header.tokens for d in deltas],
-            ETA,
-            MU,
-            out_theta=place / "theta1",
-            out_momentum=place / "momentum1",
-            out_update=place / "update1",
-            header=UpdateHeader("bench", 1, manifest.hash, name),
-            feedback=Feedback(None, place / "kept1") if feeds_back(name) else None,
-        )
-        seconds = time.perf_counter() - start
-        return {
-            "codec": name,
-            "deltas": count,
-            "ms_files": 1e3 * seconds,
-            "peak_mb": _resident("VmHWM") - before,
-            "theta_mb": theta_mb,
-        }
+    write_weights(place / "theta", manifest, base)
+    rng = np.random.default_rng(0)
+    local = {n: a + rng.standard_normal(a.shape, np.float32) for n, a in base.items()}
+    for k in range(count):
+        write_delta(place / f"d{k}", manifest, base, local, _told(manifest, k, name))
+
+
+def _told(manifest: ParameterManifest, k: int, name: str) -> DeltaHeader:
+    return DeltaHeader("bench", f"t{k}", 1, 0, manifest.hash, name, 1 + k, 1)
+
+
+def _opened(place: Path, manifest: ParameterManifest, count: int, name: str) -> list[Delta]:
+    return [
+        open_delta(place / f"d{k}", manifest, _told(manifest, k, name), scan=False)
+        for k in range(count)
+    ]
+
+
+def merge_between_files(
+    place: Path, manifest: ParameterManifest, count: int, name: str
+) -> dict[str, Any]:
+    """One round over files that are there, the update in the same codec, in this process."""
+    deltas = _opened(place, manifest, count, name)
+    _forget_peak()
+    start, before = time.perf_counter(), _resident("VmRSS")
+    merge_files(
+        manifest,
+        place / "theta",
+        None,
+        deltas,
+        [d.header.tokens for d in deltas],
+        ETA,
+        MU,
+        out_theta=place / "theta1",
+        out_momentum=place / "momentum1",
+        out_update=place / "update1",
+        header=UpdateHeader("bench", 1, manifest.hash, name),
+        feedback=Feedback(None, place / "kept1") if feeds_back(name) else None,
+    )
+    seconds = time.perf_counter() - start
+    return {
+        "codec": name,
+        "deltas": count,
+        "ms_files": 1e3 * seconds,
+        "peak_mb": _resident("VmHWM") - before,
+        "theta_mb": 4 * manifest.parameters / 1e6,
+    }
+
+
+def merge_against_bound(
+    place: Path, manifest: ParameterManifest, count: int, name: str, repetitions: int
+) -> dict[str, Any]:
+    """Decoding, mean and outer step, one thread, theta and momentum in place, against the bound."""
+    deltas = _opened(place, manifest, count, name)
+    tokens = [d.header.tokens for d in deltas]
+    theta = make_version0(manifest, 0)
+    momentum = {n: np.zeros_like(a) for n, a in theta.items()}
+    encoded = sum((place / f"d{k}").stat().st_size for k in range(count))
+    bound = encoded + 16 * manifest.parameters
+    axpy = Axpy(manifest.parameters, bound)
+    block = axpy.fastest_block(1)
+    merge = partial(merge_round, manifest, theta, momentum, deltas, tokens, ETA, MU)
+    work = {"axpy": partial(axpy.run, block, 1), "merge": partial(merge, theta, momentum)}
+    samples, cpu_s = _alternate(work, repetitions)
+    share = bound / axpy.bytes
+    by_cpu = share * cpu_s["axpy"] / cpu_s["merge"]
+    by_clock = share / samples.ratio("merge")
+    return {"axpy_ratio": by_clock, "axpy_ratio_cpu": by_cpu, "axpy_spread": samples.spread}
 
 
 def _resident(what: str) -> float:
@@ -291,21 +355,11 @@ def _manifest(parameters: int) -> ParameterManifest:
 
 
 def _measure(job: Job, threads: int, repetitions: int) -> dict[str, Any]:
-    block = _fastest_block(job, threads)
-    cpu: dict[str, list[float]] = {name: [] for name in ("axpy", *job.CASES)}
-
-    def timed(name: str) -> float:
-        start = time.process_time()
-        seconds = _seconds(
-            lambda: job.axpy(block, threads) if name == "axpy" else job.merge(name, threads)
-        )
-        cpu[name].append(time.process_time() - start)
-        return seconds
-
-    measures = {name: partial(timed, name) for name in cpu}
-    samples = common.alternate(measures, "axpy", repetitions)
-    axpy_bytes = 12 * job.parameters * job.passes
-    cpu_s = {name: statistics.median(values) for name, values in cpu.items()}
+    block = job.axpy.fastest_block(threads)
+    cases = {case: partial(job.merge, case, threads) for case in job.CASES}
+    work = {"axpy": partial(job.axpy.run, block, threads), **cases}
+    samples, cpu_s = _alternate(work, repetitions)
+    axpy_bytes = job.axpy.bytes
     return {
         "cases": {
             case: {
@@ -323,9 +377,20 @@ def _measure(job: Job, threads: int, repetitions: int) -> dict[str, Any]:
     }
 
 
-def _fastest_block(job: Job, threads: int) -> int:
-    best = {b: min(_seconds(partial(job.axpy, b, threads)) for _ in range(5)) for b in BLOCKS}
-    return min(best, key=lambda b: best[b])
+def _alternate(
+    work: Mapping[str, Callable[[], None]], repetitions: int
+) -> tuple[common.Samples, dict[str, float]]:
+    """Seconds of each against ``axpy``, and the medians of its CPU seconds."""
+    cpu: dict[str, list[float]] = {name: [] for name in work}
+
+    def timed(name: str) -> float:
+        start = time.process_time()
+        seconds = _seconds(work[name])
+        cpu[name].append(time.process_time() - start)
+        return seconds
+
+    samples = common.alternate({name: partial(timed, name) for name in work}, "axpy", repetitions)
+    return samples, {name: statistics.median(values) for name, values in cpu.items()}
 
 
 def _seconds(work: Callable[[], None]) -> float:

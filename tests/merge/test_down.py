@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from distribai.core.codecs import PARTS
 from distribai.core.ranges import SampleRange
 from distribai.core.spec import BlobRef, OuterSpec
-from distribai.core.tensors import TensorSpec
+from distribai.core.tensors import ParameterManifest, TensorSpec
 from distribai.errors import Integrity
-from distribai.merge.codecs import codec
+from distribai.merge.codecs import GRAIN, codec
 from distribai.merge.delta import Delta
-from distribai.merge.feedback import Feedback, open_residual, passing
+from distribai.merge.down import Exact, send_down
+from distribai.merge.feedback import Feedback, open_residual, passing, residual_writer
+from distribai.merge.kernel import Floats
 from distribai.merge.manifests import AcceptedSubmission, RoundManifest, replay_round
 from distribai.merge.outer import (
     MergedFiles,
@@ -127,6 +131,47 @@ def test_nodes_that_apply_encoded_updates_stay_equal_to_the_orchestrator(
         assert weights_hash(ODD, held) == made.weights_hash
         assert same(held, open_weights(grid.path("w", v + 1), ODD))
         assert not grid.replay(v, grid.record(v, name))
+
+
+class Taken:
+    """A sink that puts together what comes in any order."""
+
+    def __init__(self, spec: TensorSpec) -> None:
+        self.parts: dict[str, bytes] = {}
+        self.new, self.rest = np.full((2, spec.size), np.nan, np.float32)
+
+    def stored(self, name: str, values: NDArray[Any]) -> None:
+        self.parts[name] = values.tobytes()
+
+    def theta(self, spec: TensorSpec, start: int, values: Floats) -> None:
+        self.new[start : start + values.size] = values
+
+    def kept(self, spec: TensorSpec, start: int, values: Floats) -> None:
+        self.rest[start : start + values.size] = values
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_chunks_and_threads_change_no_bit_of_what_is_sent(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = TensorSpec("w", (5 * GRAIN + 77,))
+    manifest, rng = ParameterManifest((spec,)), np.random.default_rng(0)
+    theta, update, owed = rng.standard_normal((3, spec.size), np.float32)
+    with residual_writer(tmp_path / "kept", manifest) as writer:
+        writer.write("w", 0, owed)
+        writer.commit()
+
+    def send(chunk: int, threads: int) -> list[object]:
+        monkeypatch.setattr("distribai.merge.down.CHUNK", chunk)
+        taken, kept = Taken(spec), open_residual(tmp_path / "kept", manifest)
+        with Exact(manifest, tmp_path) as exact:
+            exact.arrays["w"][...] = update
+            send_down(manifest, {"w": theta}, exact, kept, name, taken, threads=threads)
+        return [taken.parts, taken.new.tobytes(), taken.rest.tobytes()]
+
+    whole = send(8 * GRAIN, 1)
+    assert send(GRAIN, 1) == whole
+    assert send(GRAIN, 3) == whole
 
 
 @pytest.mark.parametrize("name", PARTS)

@@ -65,12 +65,12 @@ class Delta:
         for spec in manifest.travelling:
             if spec.role == "int_buffer":
                 continue
-            read = self.packed.reader(spec)
+            read, release = self.packed.reader(spec), self.packed.releaser(spec)
             for start in range(0, spec.size, _SCAN):
                 stop = min(start + _SCAN, spec.size)
                 if not all_finite(read(start, stop, scratch[: stop - start])):
                     raise _nonfinite(spec)
-                self.packed.release(spec, start, stop)
+                release(start, stop)
 
 
 def write_delta(

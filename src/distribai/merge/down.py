@@ -26,10 +26,10 @@ from numpy.typing import NDArray
 
 from distribai.core.tensors import ParameterManifest, TensorSpec
 from distribai.errors import Integrity
-from distribai.merge.codecs import codec
+from distribai.merge.codecs import Reader, codec
 from distribai.merge.feedback import passing
-from distribai.merge.kernel import CHUNK, Floats, Targets, check_arithmetic
-from distribai.merge.tensorfile import TensorFile, release_pages
+from distribai.merge.kernel import CHUNK, Crew, Floats, Scratch, Targets, check_arithmetic
+from distribai.merge.tensorfile import Pages, TensorFile
 from distribai.merge.weights import Weights, all_finite, flat
 
 
@@ -47,12 +47,13 @@ class Exact:
         size = 4 * sum(t.size for t in specs)
         self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed by __exit__
         self._file.truncate(max(4, size))
-        self._mapping = mmap.mmap(self._file.fileno(), max(4, size))
+        mapping = mmap.mmap(self._file.fileno(), max(4, size))
+        self._pages = Pages(mapping)
         self.arrays: Weights = {}
         self._begin: dict[str, int] = {}
         begin = 0
         for spec in specs:
-            self.arrays[spec.name] = np.frombuffer(self._mapping, np.float32, spec.size, begin)
+            self.arrays[spec.name] = np.frombuffer(mapping, np.float32, spec.size, begin)
             self._begin[spec.name] = begin
             begin += 4 * spec.size
 
@@ -60,7 +61,7 @@ class Exact:
         """Let the pages of elements ``start <= i < stop`` leave this process's memory; what they
         hold stays in the file."""
         begin = self._begin[spec.name]
-        release_pages(self._mapping, begin + 4 * start, begin + 4 * stop)
+        self._pages.release(begin + 4 * start, begin + 4 * stop)
 
     def __enter__(self) -> Self:
         return self
@@ -112,7 +113,8 @@ class ExactSink:
 
 
 class Sink(Protocol):
-    """Where what :func:`send_down` makes goes, tensor by tensor, elements ascending."""
+    """Where what :func:`send_down` makes goes, tensor by tensor; with one thread elements ascend,
+    with several they come in any order, none twice."""
 
     def stored(self, name: str, values: NDArray[Any]) -> None:
         """A stored array of the encoded update, whole."""
@@ -140,6 +142,7 @@ def send_down(
     name: str,
     sink: Sink,
     release: Callable[[TensorSpec, int, int], None] = lambda spec, start, stop: None,
+    threads: int = 1,
 ) -> None:
     """Encode an exact outer update and apply what is sent of it.
 
@@ -151,6 +154,7 @@ def send_down(
         name: the codec.
         sink: takes the encoded update, weights v + 1, and what is kept now.
         release: gives back pages of theta.
+        threads: how many to use; changes no bit. One alone encodes: what is around it takes longer.
 
     Raises:
         Integrity: ``tensor.nonfinite``: the update or the new weights hold NaN or infinity.
@@ -158,32 +162,49 @@ def send_down(
     """
     check_arithmetic()
     how = codec(name)
-    scratch, new = np.empty((2, CHUNK), np.float32)
-    for spec in passing(manifest).tensors:
-        old, u = flat(theta[spec.name]), exact.arrays[spec.name]
+    with Crew(threads) as crew:
+        for spec in passing(manifest).tensors:
+            u = exact.arrays[spec.name]
+            _add_kept(crew, spec, u, kept)
+            stored = how.encode(u)
+            for suffix, part in stored.items():
+                sink.stored(spec.name + suffix, part)
+            shapes = {part.suffix: part.shape for part in how.parts(spec)}
+            read = how.reader(spec, {s: part.reshape(shapes[s]) for s, part in stored.items()})
+            _apply_sent(crew, spec, u, read, flat(theta[spec.name]), sink)
+            exact.release(spec, 0, spec.size)
+            release(spec, 0, spec.size)
+
+
+def _add_kept(crew: Crew, spec: TensorSpec, u: Floats, kept: TensorFile | None) -> None:
+    def add(scratch: Scratch, start: int) -> None:
+        here = u[start : start + CHUNK]
         if kept is not None:
-            np.add(u, kept.arrays[spec.name].reshape(-1), u)
-            kept.release(spec.name, 0, spec.size)
-        if not all_finite(u):
+            old = kept.arrays[spec.name].reshape(-1)[start : start + CHUNK]
+            np.add(here, old, here)
+            kept.release(spec.name, start, start + here.size)
+        if not all_finite(here):
             raise not_finite(spec)
-        stored = how.encode(u)
-        shapes = {part.suffix: part.shape for part in how.parts(spec)}
-        for suffix, part in stored.items():
-            sink.stored(spec.name + suffix, part)
-        read = how.reader(spec, {s: part.reshape(shapes[s]) for s, part in stored.items()})
-        for start in range(0, spec.size, CHUNK):
-            stop = min(start + CHUNK, spec.size)
-            here, out = u[start:stop], new[: stop - start]
-            sent = read(start, stop, scratch[: stop - start])
-            with np.errstate(all="ignore"):
-                np.subtract(old[start:stop], sent, out)
-                np.subtract(here, sent, here)
-            if not all_finite(out):
-                raise not_finite(spec)
-            sink.theta(spec, start, out)
-            sink.kept(spec, start, here)
-        exact.release(spec, 0, spec.size)
-        release(spec, 0, spec.size)
+
+    crew.each(add, range(0, spec.size, CHUNK))
+
+
+def _apply_sent(
+    crew: Crew, spec: TensorSpec, u: Floats, read: Reader, theta: Floats, sink: Sink
+) -> None:
+    def apply(scratch: Scratch, start: int) -> None:
+        stop = min(start + CHUNK, spec.size)
+        here, new = u[start:stop], scratch.theta[: stop - start]
+        sent = read(start, stop, scratch.t[: stop - start])
+        with np.errstate(all="ignore"):
+            np.subtract(theta[start:stop], sent, new)
+            np.subtract(here, sent, here)
+        if not all_finite(new):
+            raise not_finite(spec)
+        sink.theta(spec, start, new)
+        sink.kept(spec, start, here)
+
+    crew.each(apply, range(0, spec.size, CHUNK))
 
 
 def not_finite(spec: TensorSpec) -> Integrity:

@@ -19,11 +19,11 @@ number of rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,7 @@ from distribai.merge.packed import Packed
 from distribai.merge.weights import Weights, flat
 
 Floats = NDArray[np.float32]
+Item = TypeVar("Item")
 
 CHUNK = 131072
 """Elements at a time, a multiple of ``codecs.GRAIN``: accumulator and temporary take 512 KiB each,
@@ -60,6 +61,41 @@ class Scratch:
 
     def __init__(self) -> None:
         self.g, self.t, self.theta, self.momentum = (_aligned(CHUNK) for _ in range(4))
+
+
+class Crew:
+    """Threads that share out what a round has to compute: a context manager.
+
+    Args:
+        threads: how many; with one the caller's own does everything, in order.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._scratch: SimpleQueue[Scratch] = SimpleQueue()
+        for _ in range(threads):
+            self._scratch.put(Scratch())
+        self._pool = ThreadPoolExecutor(threads, "merge") if threads > 1 else None
+
+    def each(self, work: Callable[[Scratch, Item], None], items: Iterable[Item]) -> None:
+        """Do ``work`` for each item, with a scratch that nobody else uses meanwhile; come back when
+        all is done, or raise what one of them raised."""
+
+        def one(item: Item) -> None:
+            mine = self._scratch.get()
+            try:
+                work(mine, item)
+            finally:
+                self._scratch.put(mine)
+
+        for _ in map(one, items) if self._pool is None else self._pool.map(one, items):
+            pass  # a worker's exception is raised here
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,18 +174,13 @@ def check_arithmetic() -> None:
 class _Row:
     """What one contributor has of a float tensor."""
 
-    packed: Packed
-    spec: TensorSpec
     read: Reader
-
-    def release(self, lo: int, hi: int) -> None:
-        self.packed.release(self.spec, lo, hi)
+    release: Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class _Span:
     spec: TensorSpec
-    rows: list[_Row]
     start: int
     stop: int
 
@@ -163,33 +194,13 @@ def walk(inputs: Inputs, sink: Sink, threads: int) -> None:
         InternalFault: see :func:`check_arithmetic`.
     """
     check_arithmetic()
-    spans = []
-    for spec in inputs.specs:
-        floats = spec.role in ("trainable", "float_buffer")
-        rows = [_Row(row, spec, row.reader(spec)) for row in inputs.rows] if floats else []
-        spans += [
-            _Span(spec, rows, start, min(start + SPAN, spec.size))
-            for start in range(0, spec.size, SPAN)
-        ]
-    if threads == 1:
-        scratch = Scratch()
-        for span in spans:
-            _work(inputs, sink, scratch, span)
-        return
-    free: SimpleQueue[Scratch] = SimpleQueue()
-    for _ in range(threads):
-        free.put(Scratch())
-
-    def work(span: _Span) -> None:
-        mine = free.get()
-        try:
-            _work(inputs, sink, mine, span)
-        finally:
-            free.put(mine)
-
-    with ThreadPoolExecutor(threads, "merge") as pool:
-        for _ in pool.map(work, spans):
-            pass  # a worker's exception is raised here
+    spans = [
+        _Span(spec, start, min(start + SPAN, spec.size))
+        for spec in inputs.specs
+        for start in range(0, spec.size, SPAN)
+    ]
+    with Crew(threads) as crew:
+        crew.each(lambda scratch, span: _work(inputs, sink, scratch, span), spans)
 
 
 def _work(inputs: Inputs, sink: Sink, scratch: Scratch, span: _Span) -> None:
@@ -200,7 +211,7 @@ def _work(inputs: Inputs, sink: Sink, scratch: Scratch, span: _Span) -> None:
         values = inputs.rows[0].integers(spec)[start:stop].copy()
         for row in inputs.rows:
             np.maximum(values, row.integers(spec)[start:stop], out=values)
-            row.release(spec, start, stop)
+            row.releaser(spec)(start, stop)
         sink.plain(spec, start, values)
     else:
         with np.errstate(all="ignore"):  # whoever publishes the result checks that it is finite
@@ -218,14 +229,15 @@ def _float_span(inputs: Inputs, sink: Sink, scratch: Scratch, span: _Span) -> No
     theta = flat(inputs.theta[spec.name])
     momentum = flat(inputs.momentum[spec.name]) if inputs.momentum and trainable else None
     targets = sink.targets(spec, span.start, span.stop)
+    rows = [_Row(row.reader(spec), row.releaser(spec)) for row in inputs.rows]
     for lo in range(span.start, span.stop, CHUNK):
         hi = min(lo + CHUNK, span.stop)
         g, t = scratch.g[: hi - lo], scratch.t[: hi - lo]
         if c.equal:
-            _plain_sum(span.rows, lo, hi, g, t)
+            _plain_sum(rows, lo, hi, g, t)
             np.multiply(g, weights[0], g)
         else:
-            _weighted_sum(span.rows, weights, lo, hi, g, t)
+            _weighted_sum(rows, weights, lo, hi, g, t)
         here = slice(lo - span.start, hi - span.start)
         new = scratch.theta[: hi - lo] if targets.theta is None else targets.theta[here]
         u = t if targets.update is None else targets.update[here]

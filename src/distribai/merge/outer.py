@@ -10,6 +10,7 @@ the caller gives: by the hash of the node's key. What was decided comes back as
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ from distribai.merge.delta import Delta
 from distribai.merge.down import Exact, ExactSink, is_exact, not_finite, send_down
 from distribai.merge.feedback import Feedback, open_residual, passing, residual_writer
 from distribai.merge.kernel import Floats, Targets, walk
-from distribai.merge.tensorfile import TensorWriter, open_tensors
+from distribai.merge.tensorfile import TensorWriter, Written, open_tensors
 from distribai.merge.update import UpdateHeader, apply_update, update_writer, write_update
 from distribai.merge.weights import (
     TensorHash,
@@ -202,16 +203,14 @@ def merge_files(
                 kept = open_residual(feedback.kept, manifest)
             exact = stack.enter_context(Exact(manifest, out_update.parent))
             walk(inputs, ExactSink(_FileSink(out), exact), threads)
-            send_down(manifest, inputs.theta, exact, kept, header.codec, _DownSink(out), release)
-        written = out.theta.commit()
-        written_momentum = out.momentum.commit()
-        rest = None if out.rest is None else out.rest.commit()
-        update = out.update.commit().blob
+            sink = _DownSink(out)
+            send_down(manifest, inputs.theta, exact, kept, header.codec, sink, release, threads)
+        written, written_momentum, update, rest = out.commit(threads)
     tensors = _hashes(manifest, written.tensors)
     return MergedFiles(
         theta=written.blob,
         momentum=written_momentum.blob,
-        update=update,
+        update=update.blob,
         tensors=tensors,
         weights_hash=combined_hash(tensors),
         momentum_hash=combined_hash(_hashes(momentum_of, written_momentum.tensors)),
@@ -269,6 +268,17 @@ class _Files:
     momentum: TensorWriter
     update: TensorWriter
     rest: TensorWriter | None
+
+    def commit(self, threads: int) -> tuple[Written, Written, Written, Written | None]:
+        """All of them; several at once, since hashing takes as long as computing what is in them.
+
+        Raises:
+            OSError: one cannot be finished.
+        """
+        writers = [w for w in (self.theta, self.momentum, self.update, self.rest) if w is not None]
+        with ThreadPoolExecutor(threads, "merge") as pool:
+            theta, momentum, update, *rest = pool.map(TensorWriter.commit, writers)
+        return theta, momentum, update, rest[0] if rest else None
 
 
 @dataclass(frozen=True, slots=True)

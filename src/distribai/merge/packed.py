@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,13 +43,17 @@ class Packed:
         """The value of an integer buffer, flat."""
         return flat(self.arrays[spec.name])
 
-    def release(self, spec: TensorSpec, start: int, stop: int) -> None:
-        """Let the pages that hold elements ``start <= i < stop``, and their neighbours, leave this
+    def releaser(self, spec: TensorSpec) -> Callable[[int, int], None]:
+        """What lets the pages that hold elements ``start <= i < stop`` of a tensor leave this
         process's memory (:meth:`distribai.merge.tensorfile.TensorFile.release`)."""
-        if self.file is None or spec.role == "frozen" or not spec.size:
-            return
-        for part in codecs.stored_parts(spec, self.codec.name):
-            size = self.arrays[spec.name + part.suffix].size
-            self.file.release(
-                spec.name + part.suffix, start * size // spec.size, stop * size // spec.size
-            )
+        file = self.file
+        if file is None or spec.role == "frozen" or not spec.size:
+            return lambda start, stop: None
+        whole, parts = spec.size, codecs.stored_parts(spec, self.codec.name)
+        sizes = [(spec.name + p.suffix, math.prod(p.shape)) for p in parts]
+
+        def release(start: int, stop: int) -> None:
+            for name, size in sizes:
+                file.release(name, start * size // whole, stop * size // whole)
+
+        return release

@@ -63,6 +63,29 @@ WINDOW = 2 << 20
 maps up to 64 KiB, or a whole huge page, and never beyond one table of page entries."""
 
 
+class Pages:
+    """A file's mapping, parts of which can leave this process's memory."""
+
+    def __init__(self, mapping: mmap.mmap) -> None:
+        self._mapping = mapping
+        # Windows are aligned in memory, not in the file.
+        self._ahead = np.frombuffer(mapping, np.uint8).ctypes.data % WINDOW
+
+    def release(self, begin: int, end: int) -> None:
+        """Let the bytes ``begin <= i < end`` leave, and what else lies in their :data:`WINDOW`s.
+
+        What they hold stays in the file, and can still be read and written by any thread at any
+        time: the system fetches it again. No effect where the system has no such call.
+        """
+        if not hasattr(mmap, "MADV_DONTNEED"):
+            return
+        ahead = self._ahead
+        first = max(0, (begin + ahead) // WINDOW * WINDOW - ahead)
+        last = min(len(self._mapping), -(-(end + ahead) // WINDOW) * WINDOW - ahead)
+        if last > first:
+            self._mapping.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+
 @dataclass(frozen=True, slots=True)
 class TensorFile:
     """An open file. ``arrays`` are read-only memory-mapped views; they keep the mapping alive."""
@@ -71,34 +94,14 @@ class TensorFile:
     entries: Mapping[str, Entry]
     arrays: Mapping[str, Array]
     data_start: int
-    mapping: mmap.mmap
+    pages: Pages
 
     def release(self, name: str, start: int, stop: int) -> None:
-        """Let the pages of elements ``start <= i < stop`` leave this process's memory.
-
-        Whole :data:`WINDOW`s leave, those of neighbouring elements with them. They can still be
-        read, by any thread at any time; the system fetches them again. No effect where the system
-        has no such call.
-        """
+        """Let the pages of elements ``start <= i < stop``, and their neighbours, leave this
+        process's memory: see :meth:`Pages.release`."""
         entry = self.entries[name]
         item, begin = NUMPY_DTYPES[entry.dtype].itemsize, self.data_start + entry.begin
-        release_pages(self.mapping, begin + start * item, begin + stop * item)
-
-
-def release_pages(mapping: mmap.mmap, begin: int, end: int) -> None:
-    """Let the bytes ``begin <= i < end`` of a file's mapping leave this process's memory, and what
-    else lies in their :data:`WINDOW`s; what they hold stays in the file.
-
-    No effect where the system has no such call.
-    """
-    if not hasattr(mmap, "MADV_DONTNEED"):
-        return
-    # Windows are aligned in memory, not in the file.
-    ahead = np.frombuffer(mapping, np.uint8).ctypes.data % WINDOW
-    first = max(0, (begin + ahead) // WINDOW * WINDOW - ahead)
-    last = min(len(mapping), -(-(end + ahead) // WINDOW) * WINDOW - ahead)
-    if last > first:
-        mapping.madvise(mmap.MADV_DONTNEED, first, last - first)
+        self.pages.release(begin + start * item, begin + stop * item)
 
 
 def open_tensors(path: Path, layout: Layout | Callable[[Mapping[str, str]], Layout]) -> TensorFile:
@@ -120,7 +123,7 @@ def open_tensors(path: Path, layout: Layout | Callable[[Mapping[str, str]], Layo
         _require(entries, layout(metadata) if callable(layout) else layout)
         mapping = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
     arrays = {name: _view(mapping, data_start, entry) for name, entry in entries.items()}
-    return TensorFile(metadata, entries, arrays, data_start, mapping)
+    return TensorFile(metadata, entries, arrays, data_start, Pages(mapping))
 
 
 def _view(mapping: mmap.mmap, data_start: int, entry: Entry) -> Array:

@@ -122,7 +122,7 @@ def apply_update(
             new[...] = packed.integers(spec)
         else:
             _subtract(old, new, packed, spec)
-        packed.release(spec, 0, spec.size)
+        packed.releaser(spec)(0, spec.size)
     return out
 
 
