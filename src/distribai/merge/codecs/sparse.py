@@ -103,15 +103,17 @@ class Sparse:
 
 def _largest(runs: NDArray[np.float32], k: int) -> NDArray[np.int64]:
     """Columns of the ``k`` largest magnitudes of each row, ascending, row after row, flat."""
-    size = np.abs(runs)
+    # As whole numbers, which order magnitudes alike and are told apart in half the time.
+    size = np.abs(runs).view(np.int32)
     width = size.shape[1]
     bound = np.partition(size, width - k, axis=1)[:, width - k]
     chosen = size >= bound[:, None]
-    for row in np.flatnonzero(chosen.sum(axis=1) > k):  # more are equal than there is room for
-        above = size[row] > bound[row]
-        equal = np.flatnonzero(size[row] == bound[row])
-        chosen[row] = above
-        chosen[row, equal[: k - int(above.sum())]] = True
+    if np.count_nonzero(chosen) > k * len(size):  # more are equal than there is room for
+        for row in np.flatnonzero(chosen.sum(axis=1) > k):
+            above = size[row] > bound[row]
+            equal = np.flatnonzero(size[row] == bound[row])
+            chosen[row] = above
+            chosen[row, equal[: k - int(above.sum())]] = True
     places: NDArray[np.int64] = np.flatnonzero(chosen) % width
     return places
 
