@@ -50,7 +50,7 @@ from distribai.merge.weights import write_weights
 
 NAME = "merge"
 HELP = "mean and outer step against what memory bandwidth allows"
-ENCODED, ENCODED_DELTAS = ("fp32", "int8", "int4", "int2", "sparse"), (4, 32)
+ENCODED, ENCODED_DELTAS = ("fp32", "int8", "int4", "int3", "int2", "sparse"), (4, 32)
 BLOCKS = (16384, 32768, 65536)
 ETA, MU = 0.75, 0.5  # exact in fp32; speed does not depend on them
 
