@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distribai.merge.bits import pack, unpack
 
 
-@given(data=st.data(), bits=st.sampled_from([2, 3, 4]), size=st.integers(0, 300))
+@given(data=st.data(), bits=st.sampled_from([2, 3, 4, 8]), size=st.integers(0, 300))
+@settings(deadline=None)
 def test_codes_come_back_from_any_place_that_is_a_multiple_of_8(
     data: st.DataObject, bits: int, size: int
 ):

@@ -1,4 +1,4 @@
-"""Codes of 2, 3 or 4 bits in bytes: the first one in the lowest bits, in groups of whole bytes."""
+"""Codes of 2, 3, 4 or 8 bits in bytes, in groups of whole bytes: the first in the lowest bits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,12 @@ def _group(bits: int) -> tuple[int, int, np.dtype[Any]]:
 
 
 def pack(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """``ceil(bits n / 8)`` bytes of ``n`` codes, each below ``2 ** bits``; bits left over are 0."""
+    """``ceil(bits n / 8)`` bytes of ``n`` codes, each below ``2 ** bits``; bits left over are 0.
+
+    May be ``codes`` itself.
+    """
+    if bits == 8:
+        return codes
     count, octets, word = _group(bits)
     short = -codes.size % count
     rows = np.append(codes, np.zeros(short, np.uint8)) if short else codes
@@ -34,7 +39,9 @@ def pack(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
 
 
 def unpack(packed: NDArray[np.uint8], start: int, stop: int, bits: int) -> NDArray[np.uint8]:
-    """Codes ``start <= i < stop``; ``start`` is a multiple of 8."""
+    """Codes ``start <= i < stop``; ``start`` is a multiple of 8. May be a view."""
+    if bits == 8:
+        return packed[start:stop]
     count, octets, word = _group(bits)
     line = packed[start * bits // 8 : -(-stop * bits // 8)]
     if octets == word.itemsize:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from distribai.core.codecs import BLOCK, PARTS, STEP
 from distribai.core.tensors import TensorSpec
 from distribai.errors import Integrity
+from distribai.merge.bits import pack, unpack
 from distribai.merge.codecs import Part, Reader
 
 _PIECE = 256 * BLOCK
@@ -37,7 +38,6 @@ class Integers:
         self.name = f"int{bits}"
         self._bits = bits
         self._largest = (1 << (bits - 1)) - 1
-        self._in_byte = 8 // bits
 
     def parts(self, spec: TensorSpec) -> tuple[Part, ...]:
         """The numbers, without suffix, and the blocks' steps."""
@@ -47,7 +47,7 @@ class Integers:
         """Piece by piece; the tensor's own memory apart nothing grows with it but the result."""
         size = values.size
         steps = np.empty(-(-size // BLOCK), np.float32)
-        stored = np.empty(-(-size // self._in_byte), np.uint8)
+        stored = np.empty(-(-size * self._bits // 8), np.uint8)
         scratch = np.empty((_PIECE // BLOCK, BLOCK), np.float32)
         for start in range(0, size, _PIECE):
             piece = values[start : start + _PIECE]
@@ -60,8 +60,8 @@ class Integers:
             step = _steps(block, self._largest, scratch[:blocks])
             steps[start // BLOCK : start // BLOCK + blocks] = step
             codes = self._codes(block, step, scratch[:blocks])[: piece.size]
-            first = start // self._in_byte
-            packed = self._pack(codes)
+            first = start * self._bits // 8
+            packed = pack(codes, self._bits)
             stored[first : first + packed.size] = packed
         return {"": stored, STEP: steps}
 
@@ -78,17 +78,6 @@ class Integers:
         np.copyto(codes, scratch.view(np.int32).reshape(-1), casting="unsafe")
         return codes
 
-    def _pack(self, codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        if self._in_byte == 1:
-            return codes
-        short = -codes.size % self._in_byte
-        rows = np.append(codes, np.zeros(short, np.uint8)) if short else codes
-        rows = rows.reshape(-1, self._in_byte)
-        packed = rows[:, 0].copy()
-        for place in range(1, self._in_byte):
-            packed |= rows[:, place] << np.uint8(place * self._bits)
-        return packed
-
     def reader(self, spec: TensorSpec, parts: Mapping[str, NDArray[Any]]) -> Reader:
         """Multiplies numbers by steps; refuses steps that no encoder writes."""
         stored, steps = parts[""], parts[STEP]
@@ -97,7 +86,7 @@ class Integers:
             step = steps[start // BLOCK : -(-stop // BLOCK)]
             if not (np.isfinite(step).all() and (step > 0).all()):
                 raise Integrity("tensor.format", f"{spec.name!r} has steps that are no step.")
-            scratch[...] = self._unpack(stored, start, stop)
+            scratch[...] = unpack(stored, start, stop, self._bits)
             scratch -= np.float32(self._largest)
             whole = scratch.size // BLOCK * BLOCK
             blocks = scratch[:whole].reshape(-1, BLOCK)
@@ -107,16 +96,6 @@ class Integers:
             return scratch
 
         return read
-
-    def _unpack(self, stored: NDArray[np.uint8], start: int, stop: int) -> NDArray[np.uint8]:
-        if self._in_byte == 1:
-            return stored[start:stop]
-        packed = stored[start // self._in_byte : -(-stop // self._in_byte)]
-        codes = np.empty((packed.size, self._in_byte), np.uint8)
-        mask = np.uint8((1 << self._bits) - 1)
-        for place in range(self._in_byte):
-            np.bitwise_and(packed >> np.uint8(place * self._bits), mask, out=codes[:, place])
-        return codes.reshape(-1)[: stop - start]
 
 
 def _steps(

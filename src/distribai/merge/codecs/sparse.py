@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from distribai.core.codecs import LEVELS, PARTS, PLACES, RUN, SMALL, SPARSE_K
 from distribai.core.tensors import TensorSpec
 from distribai.errors import Integrity
+from distribai.merge.bits import pack, unpack
 from distribai.merge.codecs import Part, Reader
 from distribai.merge.codecs.integers import INT8
 
@@ -52,7 +53,7 @@ class Sparse:
         size = np.abs(kept)
         levels, bound = two_means(size)
         codes = (size > bound).astype(np.uint8) | (kept < 0).astype(np.uint8) << np.uint8(1)
-        return {"": _pack2(codes), PLACES: _pack12(places), LEVELS: levels}
+        return {"": pack(codes, 2), PLACES: _pack12(places), LEVELS: levels}
 
     def reader(self, spec: TensorSpec, parts: Mapping[str, NDArray[Any]]) -> Reader:
         """Fills with zeros and puts the kept elements in their places."""
@@ -76,7 +77,7 @@ class Sparse:
             if at.size and (at[-1] >= stop - start or (np.diff(at) <= 0).any()):
                 raise _malformed(spec, "its places do not ascend within their runs")
             scratch[...] = 0
-            scratch[at] = table[_unpack2(codes, begin, end)]
+            scratch[at] = table[unpack(codes, begin, end, 2)]
             return scratch
 
         return read
@@ -170,20 +171,6 @@ def _unpack12(packed: NDArray[np.uint8], begin: int, end: int) -> NDArray[np.int
     places[:, 0] = line[:, 0] | (line[:, 1] & 0xF) << 8
     places[:, 1] = line[:, 1] >> 4 | line[:, 2] << 4
     return places.reshape(-1)[: end - begin]
-
-
-def _pack2(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    rows = np.append(codes, np.zeros(-codes.size % 4, np.uint8)).reshape(-1, 4)
-    shifts = np.array([0, 2, 4, 6], np.uint8)
-    packed: NDArray[np.uint8] = np.bitwise_or.reduce(rows << shifts, axis=1)
-    return packed
-
-
-def _unpack2(packed: NDArray[np.uint8], begin: int, end: int) -> NDArray[np.uint8]:
-    """Codes ``begin <= i < end``; ``begin`` is a multiple of 4."""
-    line = packed[begin // 4 : -(-end // 4), None] >> np.array([0, 2, 4, 6], np.uint8)
-    codes: NDArray[np.uint8] = (line & np.uint8(3)).reshape(-1)[: end - begin]
-    return codes
 
 
 def _malformed(spec: TensorSpec, what: str) -> Integrity:
