@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import shutil
 from collections import defaultdict
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from distribai.core.devices import Device, TaskInHand
 from distribai.core.ids import node_id
 from distribai.core.tasks import Progress
+from distribai.node.feedback import FeedbackStore
 from distribai.orchestrator.context import Grid
 from distribai.testing.simulation.hand import Hand
 from distribai.testing.simulation.machines import Machine, Outage
@@ -27,6 +29,9 @@ from distribai.wire.v1 import distribai_pb2 as pb
 
 RECONNECT_S = 1.0
 """Seconds until a daemon whose connection was ended tries again."""
+
+FEEDBACK_BYTES = 1 << 40
+"""Room for error feedback: a virtual disk is large."""
 
 EVALUATION = 1 / 3
 """Seconds of a forward pass over those of a training step."""
@@ -61,9 +66,10 @@ class Site:
 
 @dataclass
 class Disk:
-    """What outlives a crash."""
+    """What outlives a crash; ``feedback`` is the product's own, in a folder."""
 
     key: Ed25519PrivateKey
+    feedback: FeedbackStore
     hands: dict[tuple[str, int], Hand] = field(default_factory=dict)
     held: dict[str, int] = field(default_factory=dict)
 
@@ -74,7 +80,7 @@ class VirtualNode:
     def __init__(self, site: Site, machine: Machine) -> None:
         self.site, self.machine = site, machine
         self.rng = random.Random(f"{site.seed}/node/{machine.name}")
-        self.disk = Disk(self._new_key())
+        self.disk = self._new_disk(self._new_key())
         self.ids = [self._id()]
 
     async def live(self) -> None:
@@ -101,7 +107,7 @@ class VirtualNode:
     def _crash(self, outage: Outage, now: float) -> None:
         if not outage.keeps_disk:
             key = self.disk.key if outage.keeps_key else self._new_key()
-            self.disk = Disk(key)
+            self.disk = self._new_disk(key)
             if not outage.keeps_key:
                 self.ids.append(self._id())
         for hand in list(self.disk.hands.values()):
@@ -109,6 +115,11 @@ class VirtualNode:
                 del self.disk.hands[hand.key]
             else:
                 hand.crash(now, self.machine.checkpoint_steps)
+
+    def _new_disk(self, key: Ed25519PrivateKey) -> Disk:
+        folder = self.site.grid.settings.state_dir / "nodes" / self.machine.name
+        shutil.rmtree(folder, ignore_errors=True)
+        return Disk(key, FeedbackStore(folder, FEEDBACK_BYTES))
 
     def _new_key(self) -> Ed25519PrivateKey:
         return Ed25519PrivateKey.from_private_bytes(self.rng.randbytes(32))
@@ -292,6 +303,7 @@ class Daemon:
         held = self._disk.held.get(message.job_id)
         if message.job_done:
             self._disk.held.pop(message.job_id, None)
+            self._disk.feedback.forget([message.job_id])
         elif held is not None:
             self._spawn(self._fetch(message.job_id, message.version, message.version == 0))
 
@@ -336,7 +348,9 @@ class Daemon:
             else:
                 await self._train(hand)
                 await self._upload(hand)
-                outcome = await self._site.workshop.trained(hand.task, hand.goal, hand.seconds)
+                outcome = await self._site.workshop.trained(
+                    hand.task, hand.device, hand.goal, hand.seconds, self._disk.feedback
+                )
         signature = signing.sign_outcome(self._disk.key, outcome)
         hand.result = convert.outcome_to_wire(outcome, signature)
         self._send(hand.result)

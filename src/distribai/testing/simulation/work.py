@@ -5,15 +5,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
 from distribai.core.architectures import manifest_of
+from distribai.core.child import RESIDUAL
 from distribai.core.ranges import Ranges, SampleRange
 from distribai.core.spec import BlobRef
 from distribai.core.tasks import Assignment, Outcome
-from distribai.merge.delta import DeltaHeader, write_delta
+from distribai.merge.delta import DeltaHeader, write_delta, write_delta_with_feedback
+from distribai.merge.feedback import Feedback
 from distribai.merge.weights import Weights, open_weights
+from distribai.node.feedback import FeedbackStore, has_feedback
 from distribai.orchestrator.context import Grid
 from distribai.store.statements import jobs
 from distribai.testing.simulation.stores import PacedBlobs
@@ -30,14 +34,17 @@ class Workshop:
         self._numbers = itertools.count()
         self._bases: dict[tuple[str, int], Weights] = {}
 
-    async def trained(self, task: Assignment, steps: int, seconds: float) -> Outcome:
-        """The outcome of ``steps`` inner steps that took ``seconds``; its delta is in the store."""
+    async def trained(
+        self, task: Assignment, device: int, steps: int, seconds: float, kept: FeedbackStore
+    ) -> Outcome:
+        """The outcome of ``steps`` inner steps that took ``seconds``; its delta is in the store,
+        what its codec did not send is ``kept``, as on a real node."""
         tokens = steps * task.spec.batch * task.spec.seq_len
         return Outcome(
             task_id=task.task_id,
             attempt=task.attempt,
             status="done",
-            delta=await self._delta(task, steps, tokens),
+            delta=await self._delta(task, device, steps, tokens, kept),
             samples=first(task.samples, steps * task.spec.batch),
             steps=steps,
             tokens=tokens,
@@ -59,7 +66,9 @@ class Workshop:
             text="" if task.phase == "evaluate" else str(task.params.get("prompt", "")),
         )
 
-    async def _delta(self, task: Assignment, steps: int, tokens: int) -> BlobRef:
+    async def _delta(
+        self, task: Assignment, device: int, steps: int, tokens: int, kept: FeedbackStore
+    ) -> BlobRef:
         spec = task.spec
         manifest = manifest_of(spec.model.family, spec.model.config)
         base = await self._base(task)
@@ -78,9 +87,22 @@ class Workshop:
             tokens=tokens,
             steps=steps,
         )
-        path = self._grid.scratch / f"delta-{next(self._numbers)}"
-        ref = write_delta(path, manifest, base, local, header)
-        await self._blobs.put_upload(path, ref)
+        folder = self._grid.scratch / f"work-{next(self._numbers)}"
+        folder.mkdir()
+        path = folder / "delta"
+        owed = kept.prepare(task, device) if has_feedback(task) else None
+        if owed is None:
+            ref = write_delta(path, manifest, base, local, header)
+            await self._blobs.put_upload(path, ref)
+            return ref
+        feedback = Feedback(Path(owed.kept) if owed.kept else None, folder / RESIDUAL)
+        lost = [Path(p) for p in owed.lost]
+        ref, rest = write_delta_with_feedback(path, manifest, base, local, header, feedback, lost)
+        own = kept.adopt(task, device, folder, path, ref, rest)
+        sent = folder / "sent"
+        sent.write_bytes(own.read_bytes())
+        await self._blobs.put_upload(sent, ref)
+        kept.settle(task, device)
         return ref
 
     async def _base(self, task: Assignment) -> Weights:
