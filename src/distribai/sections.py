@@ -117,6 +117,11 @@ class OrchestratorSettings:
     orphans_s: float = _help(
         172800.0, "a blob that nothing names is deleted after so many seconds; 0: never"
     )
+    max_snapshots: int = _help(100, "snapshots that a job keeps by its cadence at most")
+    let_go_s: float = _help(
+        1800.0,
+        "a snapshot that nothing needs any more is deleted after so many seconds; 0: all stay",
+    )
     idempotency_s: float = _help(604800.0, "an idempotency key is forgotten after so many seconds")
     liveness: LivenessSettings = LivenessSettings()
     webhooks: WebhookSettings = WebhookSettings()
@@ -216,6 +221,8 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
     "node.checkpoint_bytes": (0, 2**60),
     "node.feedback_bytes": (0, 2**60),
     "orchestrator.orphans_s": (0.0, 10**9),
+    "orchestrator.max_snapshots": (1, 1000),
+    "orchestrator.let_go_s": (0.0, 10**9),
     "orchestrator.idempotency_s": (3600.0, 10**9),
     "orchestrator.certificate_s": (1.0, 31 * 86400.0),
     "liveness.heartbeat_s": (0.05, 3600.0),

@@ -96,6 +96,7 @@ schedule: {kind: wsd, warmup: 5, floor: 0.1, decay: 0.3}
 outer: {eta: 0.7, mu: 0.9, ramp: 4, ending: 3}
 rounds: {min_inner_steps: 0.5, quorum: 0.75, grace_min: 1, grace_max: 60, staleness: 2,
   moments: fresh, codec_up: int8, codec_down: [{from_round: 0, codec: bf16}]}
+snapshots: {every: 5, keep: 7}
 resources:
   {memory_mb: 900, device: cpu, precision: bf16, compile: true, host_memory_mb: 1000,
    disk_mb: 100, gflops: 1.5, link_mbps: 2.5, standing: trusted, isolation: L1}

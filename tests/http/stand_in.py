@@ -47,7 +47,7 @@ from distribai.orchestrator.records import (
     VersionRecord,
 )
 from distribai.sections import OrchestratorSettings
-from distribai.store.blobs import BlobStore
+from distribai.store.blobs import BlobStore, StoredBlob
 
 OPERATOR, NODE = "operator-token", "node-token"
 NOW = 1_700_000_000.0
@@ -118,6 +118,7 @@ class Orchestrator:
             "fleet.supplies": ["may_fetch", "job_of", "check_upload"],
             "people.admission": ["organization_for"],
             "traffic": ["count"],
+            "http.blobs": ["is_settled"],
         }.items():
             for name in names:
                 monkeypatch.setattr(f"{base}{room}.{name}", getattr(self, name))
@@ -135,6 +136,9 @@ class Orchestrator:
 
     async def job_of(self, grid: Grid, node_id: str, job_id: str) -> str:
         return job_id
+
+    async def is_settled(self, grid: Grid, blob: StoredBlob) -> bool:
+        return True
 
     async def check_upload(self, grid: Grid, node_id: str, ref: BlobRef) -> None:
         return None

@@ -133,6 +133,12 @@ def do(run: wire.Run) -> None:
         sys.stdout.write('{"type": "do')
         sys.stdout.flush()
         sys.exit(0)
+    elif how.startswith("keep"):
+        path = Path(run.out_dir) / "kept.safetensors"
+        path.write_bytes(b"torn" if how == "keep torn" else b"whole weights")
+        say(wire.Kept(str(path), BlobRef(hashlib.sha256(b"whole weights").hexdigest(), 13)))
+        text = f"here={len(run.here)} room={run.room}"
+        say(wire.Done(Outcome(task.task_id, task.attempt, "done", text=text)))
     elif how == "no delta":
         ref = BlobRef("0" * 64, 1)
         say(wire.Done(Outcome(task.task_id, task.attempt, "done", ref), "/nonexistent/delta"))

@@ -14,7 +14,7 @@ import pytest
 
 from distribai.core.child import Checkpoints, Gate, LogLine, Run
 from distribai.core.devices import Device, Speed
-from distribai.core.tasks import Assignment, Outcome, Progress, WeightsRef
+from distribai.core.tasks import Assignment, KeptRef, Outcome, Progress, WeightsRef
 from distribai.errors import DistribAIError, Unavailable, UsageError
 from distribai.node import executors
 from distribai.node.blobs import BlobClient, Fetcher
@@ -477,3 +477,24 @@ async def test_a_device_is_measured_between_two_tasks(bench: Bench) -> None:
     with pytest.raises(Unavailable, match="too warm"):
         await cold.measure(PLACE)
     assert (await do(cold, "train")).status == "done", "the child lives on"
+
+
+async def test_weights_that_a_child_has_made_go_into_the_cache_and_the_next_one_hears_of_them(
+    bench: Bench,
+) -> None:
+    executor = bench.executor()
+    whole = ref_of(b"whole weights")
+    base = WeightsRef(3, "hash3", bench.server.put(b"canonical"), 3, kept=KeptRef(2, whole))
+    outcome = await do(executor, "keep", base=base)
+    assert (outcome.status, outcome.text) == ("done", f"here=0 room={10**6}")
+    path = bench.cache.find(whole)
+    assert path is not None
+    assert path.read_bytes() == b"whole weights"
+    outcome = await do(executor, "keep", base=base)
+    assert outcome.text == f"here=1 room={10**6 - whole.size}"
+
+
+async def test_weights_that_are_torn_on_their_way_to_the_cache_cost_nothing(bench: Bench) -> None:
+    outcome = await do(bench.executor(), "keep torn")
+    assert outcome.status == "done"
+    assert bench.cache.find(ref_of(b"whole weights")) is None

@@ -142,7 +142,7 @@ class SilentNode(FakeNode):
         async with self.world.grid.db.read() as tx:
             job = await jobs.get(tx, job_id)
             assert job is not None
-            ref = await weights_ref(tx, job, job.version)
+            ref = await weights_ref(tx, job, job.version, 10)
         copy = self.copies.get(job_id)
         if copy is None:
             manifest = manifest_of(task.spec.model.family, task.spec.model.config)

@@ -1,90 +1,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from distribai.core.spec import BlobRef
-from distribai.core.tasks import UpdateRef, WeightsRef
-from distribai.errors import Integrity, InternalFault
+from distribai.core.child import Kept, Run
+from distribai.core.spec import BlobRef, DataSpec, JobSpec, ModelSpec
+from distribai.core.tasks import Assignment, KeptRef, UpdateRef, WeightsRef
+from distribai.errors import Integrity
 from distribai.merge.update import UpdateHeader, apply_update, write_update
 from distribai.merge.version0 import make_version0
 from distribai.merge.weights import Weights, weights_hash, write_weights
-from distribai.training.versions import CanonicalCopy, way_to
+from distribai.training.versions import CanonicalCopy, reach
 from tests.merge.support import ODD, trained
-
-
-def target(version: int, sizes: list[int], snapshot: tuple[int, int] | None = None) -> WeightsRef:
-    """``sizes`` of the last updates; ``snapshot`` its version and size."""
-    first = version - len(sizes) + 1
-    updates = tuple(
-        UpdateRef(first + i, BlobRef(f"u{first + i}", size), f"h{first + i}")
-        for i, size in enumerate(sizes)
-    )
-    if snapshot is None:
-        return WeightsRef(version, f"h{version}", updates=updates)
-    return WeightsRef(version, f"h{version}", BlobRef("s", snapshot[1]), snapshot[0], updates)
-
-
-def test_who_holds_the_version_before_takes_one_update() -> None:
-    way = way_to(target(3, [5, 5], (1, 100)), 2)
-    assert (way.start, [u.version for u in way.updates]) == ("held", [3])
-
-
-def test_a_newcomer_takes_the_snapshot_and_what_follows_it() -> None:
-    ref = target(3, [5, 5], (1, 100))
-    way = way_to(ref, None)
-    assert (way.start, [u.version for u in way.updates]) == ("snapshot", [2, 3])
-    assert [b.sha256 for b in way.blobs(ref)] == ["s", "u2", "u3"]
-
-
-def test_a_newcomer_without_a_snapshot_starts_from_the_seed() -> None:
-    assert way_to(target(2, [5, 5]), None).start == "seed"
-    assert way_to(target(0, []), None).updates == ()
-
-
-def test_a_small_snapshot_beats_many_updates() -> None:
-    assert way_to(target(4, [50, 50, 50], (4, 100)), 1).start == "snapshot"
-
-
-def test_who_is_too_far_behind_takes_the_snapshot() -> None:
-    assert way_to(target(9, [1, 1], (7, 100)), 3).start == "snapshot"
-
-
-def test_a_reference_that_leads_nowhere_is_an_error() -> None:
-    with pytest.raises(InternalFault, match="neither"):
-        way_to(target(5, [1, 1]), 2)
-
-
-@given(
-    version=st.integers(0, 8),
-    data=st.data(),
-    held=st.one_of(st.none(), st.integers(0, 8)),
-)
-@settings(max_examples=60)
-def test_every_way_ends_at_the_target_without_a_gap(
-    version: int, data: st.DataObject, held: int | None
-) -> None:
-    sizes = data.draw(st.lists(st.integers(1, 50), max_size=version))
-    snapshot = (
-        None
-        if data.draw(st.booleans())
-        else (data.draw(st.integers(version - len(sizes), version)), data.draw(st.integers(1, 99)))
-    )
-    ref = target(version, sizes, snapshot)
-    try:
-        way = way_to(ref, held)
-    except InternalFault:
-        assert snapshot is None
-        assert len(sizes) < version
-        return
-    start = {"held": held, "seed": 0, "snapshot": ref.snapshot_version}[way.start]
-    assert start is not None
-    assert [u.version for u in way.updates] == list(range(start + 1, version + 1))
 
 
 class _Line:
@@ -144,14 +75,52 @@ def test_a_grid_whose_files_do_not_lead_to_its_version_is_named(tmp_path: Path) 
     assert copy.weights is None
 
 
-def test_a_newcomer_makes_version_0_itself_where_all_updates_are_fewer_bytes() -> None:
-    snapshot = BlobRef("5" * 64, 100)
-    small = tuple(UpdateRef(v, BlobRef(f"{v}" * 64, 30), f"h{v}") for v in (1, 2, 3))
-    target = WeightsRef(3, "h3", snapshot, 3, small)
-    assert way_to(target, None).start == "snapshot"
-    assert way_to(target, None, from_seed=True).start == "seed"
-    assert way_to(target, 2, from_seed=True).start == "held"
-    late = WeightsRef(3, "h3", snapshot, 3, small[1:])
-    assert way_to(late, None, from_seed=True).start == "snapshot"
-    large = tuple(UpdateRef(v, BlobRef(f"{v}" * 64, 40), f"h{v}") for v in (1, 2, 3))
-    assert way_to(WeightsRef(3, "h3", snapshot, 3, large), None, True).start == "snapshot"
+def run(base: WeightsRef, folder: Path, here: tuple[str, ...] = (), room: int = 10**9) -> Run:
+    """A task on ``base``, as the daemon tells of it."""
+    spec = JobSpec("odd", ModelSpec("odd", {}), DataSpec(), 1)
+    task = Assignment("job", "task", 1, base.version, "evaluate", spec, base, None)
+    return Run(task, str(folder), "cpu", 1, here=here, room=room)
+
+
+def test_a_version_that_the_grid_keeps_is_put_on_disk_and_an_older_one_is_reached_from_there(
+    tmp_path: Path,
+) -> None:
+    line = _Line(tmp_path / "line", make_version0(ODD, 1), 2)
+    kept = KeptRef(1, line.snapshots[1])
+    first = WeightsRef(1, line.updates[1].weights_hash, updates=(line.updates[1],), kept=kept)
+    second = replace(line.target(2), kept=kept)
+    told: list[object] = []
+    copy = CanonicalCopy("job", ODD, 1)
+    reach(copy, run(first, tmp_path), line.fetch, told.append)
+    (message,) = told
+    assert message == Kept(str(tmp_path / "kept.safetensors"), line.snapshots[1])
+    assert (tmp_path / "kept.safetensors").read_bytes() == (
+        line.folder / line.snapshots[1].sha256
+    ).read_bytes(), "the same file, to the byte"
+    reach(copy, run(second, tmp_path), line.fetch, told.append)
+    here = (line.snapshots[1].sha256, line.updates[2].blob.sha256)
+
+    def only_what_is_here(blobs: Iterable[BlobRef]) -> Mapping[str, Path]:
+        wanted = list(blobs)
+        assert {b.sha256 for b in wanted} <= set(here)
+        return line.fetch(wanted)
+
+    again = replace(line.target(1), updates=(), kept=kept)
+    reach(copy, run(again, tmp_path, here), only_what_is_here, told.append)
+    assert (copy.version, copy.hash) == (1, line.updates[1].weights_hash)
+    newcomer = CanonicalCopy("job", ODD, 1)
+    reach(newcomer, run(second, tmp_path, here), only_what_is_here, told.append)
+    assert (newcomer.version, newcomer.hash) == (2, line.updates[2].weights_hash)
+    assert len(told) == 1, "it is there already"
+
+
+def test_nothing_is_put_on_a_disk_without_room(tmp_path: Path) -> None:
+    line = _Line(tmp_path / "line", make_version0(ODD, 1), 2)
+    kept = KeptRef(1, line.snapshots[1])
+    first = WeightsRef(1, line.updates[1].weights_hash, updates=(line.updates[1],), kept=kept)
+    told: list[object] = []
+    copy = CanonicalCopy("job", ODD, 1)
+    reach(copy, run(first, tmp_path, room=10), line.fetch, told.append)
+    assert copy.version == 1
+    assert told == []
+    assert not (tmp_path / "kept.safetensors").exists()

@@ -211,11 +211,12 @@ class TaskRecord(Answer):
 
 
 class VersionRecord(Answer):
-    """One version of the weights. ``contributors`` submissions made it (0 for version 0)."""
+    """One version of the weights. ``contributors`` submissions made it (0 for version 0). Without
+    ``weights`` it keeps no snapshot: the file is made again when it is asked for."""
 
     version: int
     weights_hash: str
-    weights: BlobRef
+    weights: BlobRef | None
     update: BlobRef | None
     contributors: int
     tokens: int

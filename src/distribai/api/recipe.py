@@ -42,6 +42,7 @@ from distribai.core.spec import (
     ResourceSpec,
     RoundSpec,
     ScheduleSpec,
+    SnapshotSpec,
 )
 from distribai.errors import InvalidSpec
 
@@ -92,6 +93,12 @@ class RoundRecipe(RoundSpec):
 
     codec_up: ScheduleOfCodecs = _JOB.rounds.codec_up  # type: ignore[assignment]
     codec_down: ScheduleOfCodecs = _JOB.rounds.codec_down  # type: ignore[assignment]
+
+
+@with_config(_STRICT)
+@dataclasses.dataclass(frozen=True)
+class SnapshotRecipe(SnapshotSpec):
+    """The spec's fields, strictly read."""
 
 
 @with_config(_STRICT)
@@ -154,6 +161,7 @@ class Recipe(BaseModel):
     schedule: ScheduleRecipe = ScheduleRecipe()
     outer: OuterRecipe = OuterRecipe()
     rounds: RoundRecipe = RoundRecipe()
+    snapshots: SnapshotRecipe = SnapshotRecipe()
     resources: ResourceRecipe = ResourceRecipe()
 
     @property
@@ -198,6 +206,7 @@ class Recipe(BaseModel):
             schedule=from_plain(ScheduleSpec, to_plain(self.schedule)),
             outer=from_plain(OuterSpec, to_plain(self.outer)),
             rounds=from_plain(RoundSpec, to_plain(self.rounds)),
+            snapshots=from_plain(SnapshotSpec, to_plain(self.snapshots)),
             resources=from_plain(ResourceSpec, to_plain(self.resources)),
         )
         validate_spec(spec)

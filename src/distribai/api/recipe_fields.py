@@ -66,6 +66,8 @@ MEANINGS: Final[Mapping[str, str]] = {
     "rounds.moments": "Whether a node keeps its optimizer's moments or starts fresh each round.",
     "rounds.codec_up": f"How deltas travel to the orchestrator: {_CODECS}.",
     "rounds.codec_down": "How updates travel to the nodes, likewise.",
+    "snapshots.every": "Of each so many versions one keeps its whole weights; 1 to 64.",
+    "snapshots.keep": "How many of these are kept, the newest; one of about 64 stays.",
     "resources.memory_mb": "Memory of a device (VRAM) in MiB at least; 0: the planner's estimate.",
     "resources.device": "The kind of device that the job needs.",
     "resources.precision": "Numbers to compute with; `auto` takes what the device is good at.",

@@ -90,7 +90,7 @@ def versions_table(versions: list[VersionRecord]) -> str:
                 output.loss(v.held_out_loss),
                 str(v.contributors),
                 output.count(v.tokens),
-                output.size(v.weights.size),
+                "on demand" if v.weights is None else output.size(v.weights.size),
                 v.weights_hash[:12],
             )
             for v in versions

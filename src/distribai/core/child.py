@@ -14,6 +14,7 @@ the child.
       |  Run -->                          |
       |                  <-- Need         |   blobs it wants, any number of times
       |  Have -->                         |   local paths; or Cancel
+      |                  <-- Kept         |   weights worth keeping, once they are reached
       |                  <-- ProgressLine |   at most every 2 s
       |                  <-- Checkpointed |   the task is on disk, or went on from there
       |  Gate -->                         |   at any time: limits, pause, finish
@@ -65,7 +66,9 @@ class Owed:
 class Run:
     """Do this task. ``out_dir`` is where a delta may be written (the file is the daemon's then),
     and where checkpoints go and an earlier one of the same attempt is looked for. With ``owed``
-    the delta has error feedback, and leaves :data:`RESIDUAL` beside itself."""
+    the delta has error feedback, and leaves :data:`RESIDUAL` beside itself. ``here`` are the blobs
+    that lead to the base and need not be fetched, by SHA-256; ``room`` bytes of the disk may go to
+    weights that are worth keeping (``Kept``)."""
 
     assignment: Assignment
     out_dir: str
@@ -73,6 +76,8 @@ class Run:
     threads: int
     checkpoints: Checkpoints = Checkpoints()
     owed: Owed | None = None
+    here: tuple[str, ...] = ()
+    room: int = 0
     type: Literal["run"] = "run"
 
 
@@ -164,6 +169,16 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """The file at ``path`` is ``blob``, the whole weights of a version that others start from
+    later; it is the daemon's now."""
+
+    path: str
+    blob: BlobRef
+    type: Literal["kept"] = "kept"
+
+
+@dataclass(frozen=True, slots=True)
 class ProgressLine:
     """Progress of the running task."""
 
@@ -202,7 +217,7 @@ class Done:
 
 
 ToChild = Run | Measure | Have | Gate | Finish | Cancel
-FromChild = Ready | Measured | Need | ProgressLine | Checkpointed | LogLine | Done
+FromChild = Ready | Measured | Need | Kept | ProgressLine | Checkpointed | LogLine | Done
 Message = ToChild | FromChild
 
 _TYPES = {
@@ -217,6 +232,7 @@ _TYPES = {
         Ready,
         Measured,
         Need,
+        Kept,
         ProgressLine,
         Checkpointed,
         LogLine,

@@ -15,6 +15,7 @@ from distribai.core.codecs import Schedule, check_schedule, packed_layout, stage
 from distribai.core.framing import file_bytes
 from distribai.core.needs import Needs
 from distribai.core.paradigms import paradigm
+from distribai.core.snapshots import CHAIN
 from distribai.core.spec import JobSpec
 from distribai.core.tensors import ParameterManifest
 from distribai.errors import InvalidSpec
@@ -38,6 +39,9 @@ MAX_ATTEMPTS: Final = 1000
 
 MAX_STALENESS: Final = 3
 """Versions; what is still older would count less than half (A6)."""
+
+MAX_SNAPSHOTS: Final = 1000
+"""Snapshots that a job may ask to keep by its cadence."""
 
 MAX_NAME: Final = 100
 """Characters of a name."""
@@ -379,6 +383,10 @@ def _round_figures(spec: JobSpec) -> Iterator[_Figure]:
     late = rounds.staleness
     allowed = f"between 0 and {MAX_STALENESS}"
     yield "spec.plan", "rounds.staleness", late, 0 <= late <= MAX_STALENESS, allowed
+    kept = spec.snapshots
+    every, keep = f"between 1 and {CHAIN}", f"between 1 and {MAX_SNAPSHOTS}"
+    yield "spec.plan", "snapshots.every", kept.every, 1 <= kept.every <= CHAIN, every
+    yield "spec.plan", "snapshots.keep", kept.keep, 1 <= kept.keep <= MAX_SNAPSHOTS, keep
 
 
 def _share(field: str, value: float) -> _Figure:

@@ -126,6 +126,16 @@ class RoundSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotSpec:
+    """Which versions keep their whole weights and outer state (``core.snapshots``): the newest
+    ``keep`` of each ``every``-th, besides the first, the last and about each 64th. The others keep
+    the encoded update that leads to them."""
+
+    every: int = 10
+    keep: int = 4
+
+
+@dataclass(frozen=True, slots=True)
 class ResourceSpec:
     """What a task needs of a device and its machine.
 
@@ -170,6 +180,7 @@ class JobSpec:
     schedule: ScheduleSpec = ScheduleSpec()
     outer: OuterSpec = OuterSpec()
     rounds: RoundSpec = RoundSpec()
+    snapshots: SnapshotSpec = SnapshotSpec()
     resources: ResourceSpec = ResourceSpec()
 
     @property

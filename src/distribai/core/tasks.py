@@ -29,13 +29,25 @@ class UpdateRef:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptRef:
+    """The whole weights of a version that the grid keeps for long, and nodes may keep, too."""
+
+    version: int
+    blob: BlobRef
+
+
+@dataclass(frozen=True, slots=True)
 class WeightsRef:
     """Canonical weights ``version``, and the ways to get them.
 
     A node that holds version ``v0`` in ``[version - len(updates), version]`` applies
-    ``updates`` from ``v0 + 1`` on; any other takes ``snapshot``; without a snapshot (version 0 of a
-    job without user weights) it makes version 0 from the seed and applies all updates.
-    ``weights_hash`` is what the result must hash to.
+    ``updates`` from ``v0 + 1`` on; any other takes ``snapshot``, and the updates that follow it;
+    without a snapshot (version 0 of a job without user weights) it makes version 0 from the seed
+    and applies all updates. ``weights_hash`` is what the result must hash to.
+
+    ``kept`` is an earlier snapshot, or the very version's, that a node may have on its own disk:
+    with the updates from there on it needs fewer bytes, or none. Who reaches a version that is
+    ``kept`` may put its weights there: the same file, to the byte.
     """
 
     version: int
@@ -43,6 +55,13 @@ class WeightsRef:
     snapshot: BlobRef | None = None
     snapshot_version: int = 0
     updates: tuple[UpdateRef, ...] = ()
+    kept: KeptRef | None = None
+
+    @property
+    def blobs(self) -> tuple[BlobRef, ...]:
+        """Every blob that some way to the version takes."""
+        whole = (self.snapshot, None if self.kept is None else self.kept.blob)
+        return (*(b for b in whole if b is not None), *(u.blob for u in self.updates))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,10 @@ values, so all canonical copies stay equal, bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,16 @@ from distribai.merge.headers import Claims, from_metadata, require, to_metadata
 from distribai.merge.kernel import CHUNK, check_arithmetic
 from distribai.merge.packed import Packed, packed_layout
 from distribai.merge.tensorfile import Layout, TensorWriter, open_tensors
-from distribai.merge.weights import Weights, check_weights, flat, manifest_hash
+from distribai.merge.weights import (
+    TensorHash,
+    Weights,
+    check_weights,
+    combined_hash,
+    flat,
+    manifest_hash,
+    open_weights,
+    weights_layout,
+)
 
 KIND = "distribai.update.v1"
 
@@ -115,15 +125,59 @@ def apply_update(
     packed = open_update(path, manifest, expect or {})
     out = canonical if in_place else _empty_like(manifest, canonical)
     for spec in manifest.tensors:
-        old, new = flat(canonical[spec.name]), flat(out[spec.name])
-        if spec.role == "frozen":
-            new[...] = old
-        elif spec.role == "int_buffer":
-            new[...] = packed.integers(spec)
-        else:
-            _subtract(old, new, packed, spec)
-        packed.releaser(spec)(0, spec.size)
+        _apply(spec, flat(canonical[spec.name]), flat(out[spec.name]), packed)
     return out
+
+
+def follow_updates(
+    manifest: ParameterManifest,
+    start: Path,
+    updates: Sequence[Path],
+    expect: Sequence[Claims],
+    out: Path,
+) -> tuple[BlobRef, str]:
+    """Write the weights file that some updates lead to, to the byte what the merges wrote; memory
+    is that of the largest tensor.
+
+    Args:
+        manifest: the model's.
+        start: weights file of the version before the first update.
+        updates: files, in order.
+        expect: the fields that must match in each one's header, by name.
+        out: where the file shall lie.
+
+    Returns:
+        The file as a blob, and the one hash of its weights, which the caller compares.
+
+    Raises:
+        Integrity, InvalidSpec, InternalFault: see :func:`apply_update`; nothing is written then.
+        OSError: a file cannot be read or written.
+    """
+    check_arithmetic()
+    files = [open_update(p, manifest, claims) for p, claims in zip(updates, expect, strict=True)]
+    weights = open_weights(start, manifest)
+    with TensorWriter(out, weights_layout(manifest), {}) as writer:
+        for spec in manifest.tensors:
+            values = np.array(flat(weights[spec.name]))
+            for packed in files:
+                _apply(spec, values, values, packed)
+            writer.write(spec.name, 0, values)
+        written = writer.commit()
+    hashes = (
+        TensorHash(t.name, t.dtype, t.shape, written.tensors[t.name]) for t in manifest.tensors
+    )
+    return written.blob, combined_hash(hashes)
+
+
+def _apply(spec: TensorSpec, old: NDArray[Any], new: NDArray[Any], packed: Packed) -> None:
+    """One tensor's step; ``new`` may be ``old``."""
+    if spec.role == "frozen":
+        new[...] = old
+    elif spec.role == "int_buffer":
+        new[...] = packed.integers(spec)
+    else:
+        _subtract(old, new, packed, spec)
+    packed.releaser(spec)(0, spec.size)
 
 
 def _empty_like(manifest: ParameterManifest, weights: Weights) -> Weights:

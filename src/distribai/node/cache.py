@@ -79,6 +79,16 @@ class BlobCache:
         with self._lock:
             return sum(entry.size for entry in self._entries.values())
 
+    @property
+    def room(self) -> int:
+        """Bytes that may come in before anything has to go."""
+        return max(0, self._limit - self.size)
+
+    def among(self, blobs: Iterable[BlobRef]) -> tuple[str, ...]:
+        """Hashes of those of ``blobs`` that are here, as far as their names say."""
+        with self._lock:
+            return tuple(b.sha256 for b in blobs if b.sha256 in self._entries)
+
     def newest(self, count: int) -> list[str]:
         """Hashes, most recently used first, at most ``count``."""
         with self._lock:

@@ -1,16 +1,22 @@
-"""Bringing a child the blobs that it needs, while somebody else listens to it."""
+"""Bringing a child the blobs that it needs, and keeping what it has made, while somebody else
+listens to it."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 
-from distribai.core.child import Cancel, Done, Have, Need
+import structlog
+
+from distribai.core.child import Cancel, Done, Have, Kept, Need
 from distribai.core.tasks import Assignment, Outcome
-from distribai.errors import DistribAIError
+from distribai.errors import DistribAIError, Integrity
 from distribai.node.cache import Pins
 from distribai.node.child import ChildProcess
 from distribai.node.executors import Services, failed
+
+log = structlog.get_logger("distribai.node")
 
 
 class Provider:
@@ -24,6 +30,7 @@ class Provider:
         self._assignment = assignment
         self._pins = pins
         self._task: asyncio.Task[None] | None = None
+        self._keeping: asyncio.Task[None] | None = None
         self._problem: tuple[str, str] | None = None
         self._waited = 0.0
 
@@ -36,6 +43,10 @@ class Provider:
         """Bring these."""
         self._task = asyncio.create_task(self._provide(need))
 
+    def keep(self, kept: Kept) -> None:
+        """Put a file of the child's into the cache; the task goes on meanwhile."""
+        self._keeping = asyncio.create_task(self._keep(kept))
+
     def judge(self, done: Done) -> Done:
         """The task's end: with the seconds in which the child waited for blobs, or with the true
         reason when it ended for want of one."""
@@ -46,7 +57,9 @@ class Provider:
         return replace(done, outcome=measured(done.outcome, download_seconds=self._waited))
 
     async def stop(self) -> None:
-        """Bring nothing more; raise a defect of the bringing."""
+        """Bring nothing more; raise a defect of the bringing. What is being kept is kept."""
+        if self._keeping is not None:
+            await self._keeping
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
@@ -67,6 +80,12 @@ class Provider:
         else:
             self._waited += self._services.clock.monotonic() - began
             await self._child.send(Have(paths))
+
+    async def _keep(self, kept: Kept) -> None:
+        try:
+            await asyncio.to_thread(self._services.cache.take, Path(kept.path), kept.blob)
+        except (Integrity, OSError) as problem:
+            log.warning("weights were not kept on disk", why=str(problem))
 
     async def _give_up(self, code: str, reason: str) -> None:
         self._problem = (code, reason)

@@ -16,7 +16,8 @@ from distribai.core.needs import Isolation
 from distribai.core.spec import BlobRef
 from distribai.core.states import Intent
 from distribai.core.tasks import Assignment, Outcome, Progress
-from distribai.errors import DistribAIError, ProtocolMismatch
+from distribai.core.ways import way_to
+from distribai.errors import DistribAIError, InternalFault, ProtocolMismatch
 from distribai.node import executors
 from distribai.node.clock import within
 from distribai.node.devices import Place, offer
@@ -223,11 +224,12 @@ class Worker:
             return
         try:
             weights = convert.weights_from_wire(message.weights, "weights")
-        except ProtocolMismatch as problem:
+            way = way_to(weights, min(held, weights.version))
+        except (ProtocolMismatch, InternalFault) as problem:
             log.warning("malformed end of a round", reason=problem.message)
             return
-        missing = [update.blob for update in weights.updates if update.version > held]
-        self._spawn(self._prefetch(message.job_id, missing))
+        if way.start == "held":  # a snapshot is not worth it before a task wants this very version
+            self._spawn(self._prefetch(message.job_id, way.blobs))
 
     def _forget(self, job_ids: Sequence[str]) -> None:
         if job_ids:

@@ -43,7 +43,7 @@ RENEW = 1 / 3
 ASK_S = 1.0
 """A lease that another replica has is not asked for again for so long."""
 
-CLEAN_S = 3600.0
+CLEAN_S = 900.0
 """Seconds between two looks for what nothing needs any more."""
 
 FLUSH_S = 1.0

@@ -207,6 +207,7 @@ versions = Table(
     Column("job_id", ForeignKey("jobs.id"), primary_key=True),
     Column("version", Integer, primary_key=True),
     Column("weights_hash", SHA, nullable=False),
+    # Empty, like momentum and residual: its snapshot was let go (core.snapshots).
     Column("weights_sha", SHA, nullable=False),
     Column("weights_size", BigInteger, nullable=False),
     Column("update_sha", SHA, nullable=False, default=""),
@@ -452,6 +453,9 @@ blobs = Table(
     Column("kind", String(16), nullable=False),
     Column("job_id", ID, nullable=False, default=""),
     Column("created_at", Double, nullable=False),
+    # Since when nothing needs it any more; nothing: it is needed.
+    Column("let_go_at", Double),
+    Index(None, "let_go_at"),
 )
 
 traffic = Table(

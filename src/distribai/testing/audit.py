@@ -10,6 +10,7 @@ orchestrator's, and lists everything that must not be:
   accepted deltas, does not give the recorded weights, momentum, update and rest bit for bit: hence
   what died in between has left no trace;
 - a version whose file, update or place in the lineage does not fit; a file that is not its hash;
+  a version without a snapshot that the lineage does not lead to (its file is made again here);
 - a task that has not ended exactly once, or whose acceptance is not exactly one event; likewise a
   round's merge.
 
@@ -21,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,8 +35,10 @@ from distribai.core.spec import BlobRef, JobSpec
 from distribai.core.states import TASK, TaskState, is_terminal
 from distribai.core.tensors import ParameterManifest
 from distribai.errors import DistribAIError
-from distribai.merge.delta import open_delta
+from distribai.merge.delta import Delta, open_delta
+from distribai.merge.feedback import Feedback
 from distribai.merge.manifests import RoundManifest, VersionManifest, replay_round
+from distribai.merge.outer import UpdateHeader, merge_files
 from distribai.merge.update import apply_update
 from distribai.merge.weights import open_weights, weights_hash
 from distribai.store.blobs import blob_key, check_blob, hash_file
@@ -116,10 +120,11 @@ def audit(state: Path, job_id: str, blobs: Path | None = None, database: str = "
     )
     spec = from_plain(JobSpec, json.loads(records.job["spec"]))
     manifest = manifest_of(spec.model.family, spec.model.config)
-    files = _Files(state / "blobs" if blobs is None else blobs)
     problems = [*_positions(records), *_work(records, spec), *_ends(records)]
-    for row in records.merged:
-        problems += _round(records, files, spec, manifest, row)
+    with tempfile.TemporaryDirectory(prefix="audit-") as made:
+        files = _Files(state / "blobs" if blobs is None else blobs, Path(made))
+        for row in records.merged:
+            problems += _round(records, files, spec, manifest, row)
     return Audit(len(records.merged), len(records.trained), tuple(problems))
 
 
@@ -148,12 +153,42 @@ async def _postgres(url: str, job_id: str) -> dict[str, list[_Row]]:
         await db.close()
 
 
-class _Files:
-    """The blobs, each checked against its name once."""
+@dataclass(frozen=True, slots=True)
+class _State:
+    """Files of one version; momentum and residual as far as there are any."""
 
-    def __init__(self, root: Path) -> None:
+    theta: Path
+    momentum: Path | None
+    residual: Path | None
+
+
+class _Files:
+    """The blobs, each checked against its name once; and the files of versions that keep none,
+    made again in ``folder``."""
+
+    def __init__(self, root: Path, folder: Path) -> None:
         self._root = root
+        self.folder = folder
         self._checked: set[BlobRef] = set()
+
+    def state(self, row: _Row) -> _State:
+        """The whole files of a version.
+
+        Raises:
+            Integrity: the bytes of one are not what its name says.
+            OSError: one is not there.
+        """
+        if not row["weights_sha"]:
+            paths = [
+                self.folder / f"{row['version']}.{name}"
+                for name in ("theta", "momentum", "residual")
+            ]
+            return _State(paths[0], paths[1], paths[2] if row["residual_hash"] else None)
+        return _State(
+            self.path(row["weights_sha"], row["weights_size"]),
+            self.path(row["outer_sha"], row["outer_size"]) if row["outer_sha"] else None,
+            self.path(row["residual_sha"], row["residual_size"]) if row["residual_sha"] else None,
+        )
 
     def path(self, sha256: str, size: int) -> Path:
         """Where it lies.
@@ -275,8 +310,7 @@ def _replay(
     kept = (base["residual_hash"], new["residual_hash"])
     if (record.base_residual_hash, record.residual_hash) != kept:
         yield "what it kept is not what its versions have"
-    theta = files.path(base["weights_sha"], base["weights_size"])
-    momentum = files.path(base["outer_sha"], base["outer_size"]) if base["outer_sha"] else None
+    start = files.state(base)
     deltas = [
         open_delta(
             files.path(s.delta.sha256, s.delta.size),
@@ -289,20 +323,55 @@ def _replay(
         )
         for s in record.submissions
     ]
-    residual = None
-    if base["residual_sha"]:
-        residual = files.path(base["residual_sha"], base["residual_size"])
     update = files.path(new["update_sha"], new["update_size"])
     yield from replay_round(
-        manifest, record, theta, momentum, deltas, residual=residual, update=update
+        manifest,
+        record,
+        start.theta,
+        start.momentum,
+        deltas,
+        residual=start.residual,
+        update=update,
     ).problems
-    if new["residual_sha"]:
-        files.path(new["residual_sha"], new["residual_size"])
-    stored = open_weights(files.path(new["weights_sha"], new["weights_size"]), manifest)
+    if not new["weights_sha"]:
+        _make_again(files, manifest, record, start, deltas, new)
+    stored = open_weights(files.state(new).theta, manifest)
     if weights_hash(manifest, stored) != record.weights_hash:
         yield "the stored weights are not the recorded ones"
-    files.path(new["outer_sha"], new["outer_size"])
     expected: dict[str, str | int] = {"job_id": record.job_id, "version": record.round + 1}
-    led = apply_update(manifest, open_weights(theta, manifest), update, expect=expected)
+    led = apply_update(manifest, open_weights(start.theta, manifest), update, expect=expected)
     if weights_hash(manifest, led) != record.weights_hash:
         yield "its update does not lead to its weights"
+    if not base["weights_sha"]:
+        for path in files.folder.glob(f"{base['version']}.*"):
+            path.unlink()
+
+
+def _make_again(
+    files: _Files,
+    manifest: ParameterManifest,
+    record: RoundManifest,
+    start: _State,
+    deltas: list[Delta],
+    new: _Row,
+) -> None:
+    """The files of a version that keeps no snapshot, for the next round's replay."""
+    out = files.folder / str(new["version"])
+    feedback = None
+    if record.residual_hash:
+        feedback = Feedback(start.residual, out.with_suffix(".residual"))
+    merge_files(
+        manifest,
+        start.theta,
+        start.momentum,
+        deltas,
+        [s.tokens for s in record.submissions],
+        float.fromhex(record.choices.eta),
+        float.fromhex(record.choices.mu),
+        out_theta=out.with_suffix(".theta"),
+        out_momentum=out.with_suffix(".momentum"),
+        out_update=out.with_suffix(".update"),
+        header=UpdateHeader(record.job_id, record.round + 1, manifest.hash, record.codec_down),
+        staleness=[s.staleness for s in record.submissions],
+        feedback=feedback,
+    )

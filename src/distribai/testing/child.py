@@ -38,7 +38,7 @@ from distribai.merge.version0 import make_version0
 from distribai.merge.weights import Weights
 from distribai.training.channel import Channel, ChannelClosed
 from distribai.training.encoding import write_for
-from distribai.training.versions import CanonicalCopy
+from distribai.training.versions import CanonicalCopy, reach
 
 RATE = 0.03
 """Share of the way to the target that one step goes."""
@@ -88,7 +88,7 @@ class PretendChild:
             self._channel(0.0)
             if task.phase == "train":
                 return self._train(run)
-            weights = self._reach(task)
+            weights = self._reach(run)
             if task.phase == "evaluate":
                 metrics = {"held_out_loss": _loss(task, weights), "held_out_tokens": 1.0}
                 return Done(self._outcome(task, metrics=metrics))
@@ -110,8 +110,9 @@ class PretendChild:
         base = self._copies[task.job_id].hash
         return Outcome(task.task_id, task.attempt, "done", base_hash=base, **fields)  # type: ignore[arg-type]
 
-    def _reach(self, task: Assignment) -> Weights:
+    def _reach(self, run: Run) -> Weights:
         """The canonical weights of the task's base version, checked by their hash."""
+        task = run.assignment
         if task.job_id not in self._copies:
             manifest = manifest_of(task.spec.model.family, task.spec.model.config)
             self._copies[task.job_id] = CanonicalCopy(
@@ -121,14 +122,14 @@ class PretendChild:
                 from_seed=task.spec.model.init is None,
             )
         copy = self._copies[task.job_id]
-        copy.advance(task.base, self._channel.fetch)
+        reach(copy, run, self._channel.fetch, self._channel.send)
         if copy.weights is None:
             raise InternalFault("internal.fault", "The canonical copy is empty after a sync.")
         return copy.weights
 
     def _train(self, run: Run) -> Done:
         task = run.assignment
-        base = self._reach(task)
+        base = self._reach(run)
         manifest = manifest_of(task.spec.model.family, task.spec.model.config)
         local = {name: np.array(values, copy=True) for name, values in base.items()}
         target = _target(task)

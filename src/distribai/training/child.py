@@ -101,9 +101,9 @@ class Child:
         gate(0.0)
         desk = self._desk(run)
         if task.phase == "evaluate":
-            return Done(desk.evaluate(task, fetch, gate))
+            return Done(desk.evaluate(run, fetch, gate, self._channel.send))
         if task.phase == "generate":
-            return Done(desk.generate(task, fetch, gate))
+            return Done(desk.generate(run, fetch, gate, self._channel.send))
 
         def report(step: int, loss: float, tokens_per_s: float) -> None:
             progress = Progress(task.task_id, task.attempt, step, task.steps, loss, tokens_per_s)

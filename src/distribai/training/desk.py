@@ -16,7 +16,7 @@ from distribai.core.child import Done, FromChild, Run
 from distribai.core.plain import from_plain
 from distribai.core.ranges import split, total
 from distribai.core.spec import BlobRef, JobSpec
-from distribai.core.tasks import Assignment, DatasetRef, Outcome
+from distribai.core.tasks import DatasetRef, Outcome
 from distribai.data import tokenizers
 from distribai.data.reader import SampleReader
 from distribai.data.shards import DatasetManifest
@@ -36,10 +36,14 @@ from distribai.training.loop import (
     held_out_loss,
 )
 from distribai.training.optimizers import InnerOptimizer, muon_names
-from distribai.training.versions import CanonicalCopy, Fetch
+from distribai.training.versions import CanonicalCopy, Fetch, Tell, reach
 
 HELD_OUT_BATCHES = 16
 """Held-out batches of an evaluation that does not say how many."""
+
+
+def _nobody(_message: FromChild) -> None:
+    """Who hears of nothing."""
 
 
 class Desk:
@@ -82,7 +86,7 @@ class Desk:
         fetch: Fetch,
         gate: Gate,
         report: Report,
-        tell: Callable[[FromChild], None] = lambda _: None,
+        tell: Tell = _nobody,
     ) -> Done:
         """H inner steps and the delta's file; from the checkpoint in ``run.out_dir`` on, if one
         fits. ``tell`` hears of checkpoints.
@@ -92,7 +96,7 @@ class Desk:
             OutOfMemory: one sequence does not fit.
         """
         task, out_dir = run.assignment, Path(run.out_dir)
-        batch, base = self.spec.batch, self._reach(task, fetch)
+        batch, base = self.spec.batch, self._reach(run, fetch, tell)
         if task.steps < 1 or total(task.samples) != task.steps * batch:
             raise InternalFault(
                 "protocol.malformed",
@@ -158,13 +162,14 @@ class Desk:
         )
         return Done(outcome, str(path), residual)
 
-    def evaluate(self, task: Assignment, fetch: Fetch, gate: Gate) -> Outcome:
+    def evaluate(self, run: Run, fetch: Fetch, gate: Gate, tell: Tell = _nobody) -> Outcome:
         """Held-out loss over the first ``params["batches"]`` batches: the same for any version.
 
         Raises:
             InternalFault: the task has no data.
         """
-        self._reach(task, fetch)
+        task = run.assignment
+        self._reach(run, fetch, tell)
         manifest, reader = self._open_data(task.data, fetch)
         size, count = self.spec.batch, int(task.params.get("batches", HELD_OUT_BATCHES))
         rows = min(size * max(1, count), manifest.held_out_sequences)
@@ -185,13 +190,14 @@ class Desk:
             metrics={"held_out_loss": loss, "held_out_tokens": float(tokens)},
         )
 
-    def generate(self, task: Assignment, fetch: Fetch, gate: Gate) -> Outcome:
+    def generate(self, run: Run, fetch: Fetch, gate: Gate, tell: Tell = _nobody) -> Outcome:
         """A sample after ``params["prompt"]``.
 
         Raises:
             UsageError: ``usage.invalid``: nothing to start from.
         """
-        self._reach(task, fetch)
+        task = run.assignment
+        self._reach(run, fetch, tell)
         source = self.spec.data.tokenizer
         tokenizer = tokenizers.load(fetch([source])[source.sha256] if source else None)
         end = tokenizer.end_of_document
@@ -224,9 +230,9 @@ class Desk:
             text=tokenizer.decode(tokens),
         )
 
-    def _reach(self, task: Assignment, fetch: Fetch) -> Weights:
+    def _reach(self, run: Run, fetch: Fetch, tell: Tell) -> Weights:
         """The canonical weights of the task's base, loaded into the live model."""
-        self.canonical.advance(task.base, fetch)
+        reach(self.canonical, run, fetch, tell)
         weights = self.canonical.weights
         if weights is None:
             raise InternalFault("internal.fault", "The canonical copy is empty after a sync.")

@@ -6,66 +6,29 @@ wrong update is found before any step is trained on it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
+from distribai.core.child import FromChild, Kept, Run
 from distribai.core.spec import BlobRef
-from distribai.core.tasks import UpdateRef, WeightsRef
+from distribai.core.tasks import WeightsRef
 from distribai.core.tensors import ParameterManifest
-from distribai.errors import Integrity, InternalFault
+from distribai.core.ways import Way, way_to
+from distribai.errors import Integrity
 from distribai.merge.update import apply_update
 from distribai.merge.version0 import make_version0
-from distribai.merge.weights import Weights, open_weights, weights_hash
+from distribai.merge.weights import Weights, open_weights, weights_hash, write_weights
 
 Fetch = Callable[[Iterable[BlobRef]], Mapping[str, Path]]
 """Local paths of blobs by SHA-256, see ``Channel.fetch``."""
 
+Tell = Callable[[FromChild], None]
+"""Hears of what else the daemon has to know."""
 
-@dataclass(frozen=True, slots=True)
-class Way:
-    """Where to start from, and the updates to apply then, in order."""
-
-    start: Literal["held", "snapshot", "seed"]
-    updates: tuple[UpdateRef, ...]
-
-    def blobs(self, target: WeightsRef) -> tuple[BlobRef, ...]:
-        """What has to be fetched."""
-        first = (target.snapshot,) if self.start == "snapshot" and target.snapshot else ()
-        return (*first, *(u.blob for u in self.updates))
-
-
-def way_to(target: WeightsRef, held: int | None, from_seed: bool = False) -> Way:
-    """The way with the fewest bytes to ``target`` for who holds version ``held`` (or nothing).
-
-    ``from_seed``: version 0 can be made from the seed, so that encoded updates from the first one
-    on may take fewer bytes than a snapshot. Of equal ones the first of held, seed, snapshot.
-
-    Raises:
-        InternalFault: ``protocol.malformed``: the reference leads nowhere.
-    """
-    ways = []
-    if held is not None:
-        ways.append(("held", held))
-    if target.snapshot is None or from_seed:
-        ways.append(("seed", 0))
-    if target.snapshot is not None:
-        ways.append(("snapshot", target.snapshot_version))
-    found = []
-    for start, version in ways:
-        updates = tuple(u for u in target.updates if u.version > version)
-        if [u.version for u in updates] == list(range(version + 1, target.version + 1)):
-            found.append(Way(start, updates))  # type: ignore[arg-type]
-    if not found:
-        raise InternalFault(
-            "protocol.malformed",
-            f"The weights reference of version {target.version} has neither a snapshot nor "
-            f"all updates (this node holds {'nothing' if held is None else held}).",
-        )
-    return min(found, key=lambda way: sum(b.size for b in way.blobs(target)))
+KEPT = "kept.safetensors"
+"""The file in ``Run.out_dir`` that goes with ``Kept``."""
 
 
 class CanonicalCopy:
@@ -83,11 +46,21 @@ class CanonicalCopy:
         self.version = 0
         self.hash = ""
 
-    def advance(self, target: WeightsRef, fetch: Fetch) -> None:
+    def advance(
+        self, target: WeightsRef, fetch: Fetch, here: Collection[str] = ()
+    ) -> tuple[BlobRef, ...]:
         """Reach ``target``; afterwards ``hash`` equals ``target.weights_hash``.
 
-        Where the version held so far does not lead there, it starts anew, from the snapshot or the
+        Where the version held so far does not lead there, it starts anew, from a snapshot or the
         seed. When that fails too the copy is dropped.
+
+        Args:
+            target: the version, and what leads there.
+            fetch: brings blobs.
+            here: SHA-256 of blobs that need not be brought from afar.
+
+        Returns:
+            The blobs that it took.
 
         Raises:
             Integrity: a version does not hash to what the orchestrator says.
@@ -95,10 +68,10 @@ class CanonicalCopy:
         """
         held = self.version if self.weights is not None else None
         if held == target.version and self.hash == target.weights_hash:
-            return
+            return ()
         if held is not None and held >= target.version:
             held = None  # An older version is wanted, or this copy is not what it should be.
-        way = way_to(target, held, self._from_seed)
+        way = way_to(target, held, self._from_seed, here)
         try:
             self._go(way, target, fetch)
         except Integrity:
@@ -106,13 +79,24 @@ class CanonicalCopy:
                 raise
             # What lay here may be a version of the same number, but of a grid that has since been
             # restored from a backup: that is nobody's fault, and no attempt's failure.
-            self._go(way_to(target, None, self._from_seed), target, fetch)
+            way = way_to(target, None, self._from_seed, here)
+            self._go(way, target, fetch)
+        return way.blobs
+
+    def write(self, path: Path) -> BlobRef:
+        """Write the weights to a file, to the byte the snapshot of their version.
+
+        Raises:
+            OSError: the disk refuses; nothing is left behind.
+        """
+        assert self.weights is not None, "a version was reached"
+        return write_weights(path, self._manifest, self.weights)
 
     def _go(self, way: Way, target: WeightsRef, fetch: Fetch) -> None:
-        paths = fetch(way.blobs(target))
+        paths = fetch(way.blobs)
         weights, self.weights = self.weights, None
         if way.start != "held" or weights is None:
-            weights = self._first(way, target, paths)
+            weights = self._first(way, paths)
         for update in way.updates:
             weights = apply_update(
                 self._manifest,
@@ -128,10 +112,10 @@ class CanonicalCopy:
             raise _differs(target.version, self.hash, target.weights_hash)
         self.weights, self.version = weights, target.version
 
-    def _first(self, way: Way, target: WeightsRef, paths: Mapping[str, Path]) -> Weights:
-        if way.start == "seed" or target.snapshot is None:
+    def _first(self, way: Way, paths: Mapping[str, Path]) -> Weights:
+        if way.whole is None:
             return make_version0(self._manifest, self._seed)
-        opened = open_weights(paths[target.snapshot.sha256], self._manifest)
+        opened = open_weights(paths[way.whole.sha256], self._manifest)
         # Updates change the copy in place, the file is a read-only map.
         return {name: np.array(opened[name], copy=True) for name in opened}
 
@@ -139,6 +123,32 @@ class CanonicalCopy:
         self.hash = weights_hash(self._manifest, weights)
         if self.hash != wanted:
             raise _differs(version, self.hash, wanted)
+
+
+def reach(copy: CanonicalCopy, run: Run, fetch: Fetch, tell: Tell) -> None:
+    """Have ``copy`` reach the base of a task. A version that the grid keeps for long is put on this
+    machine's disk as well, if there is room: whoever loses the copy, or is asked for an older
+    version, starts from there and fetches nothing whole.
+
+    Raises:
+        Integrity, InternalFault: see :meth:`CanonicalCopy.advance`.
+    """
+    target = run.assignment.base
+    took = copy.advance(target, fetch, run.here)
+    kept = target.kept
+    if kept is None or kept.version != target.version or kept.blob.size > run.room:
+        return
+    if kept.blob in took or kept.blob.sha256 in run.here:
+        return
+    path = Path(run.out_dir) / KEPT
+    try:
+        blob = copy.write(path)
+    except OSError:  # it only saves bytes later
+        return
+    if blob == kept.blob:
+        tell(Kept(str(path), blob))
+    else:  # weights of the user's, with a header of their own
+        path.unlink()
 
 
 def _differs(version: int, found: str, wanted: str) -> Integrity:

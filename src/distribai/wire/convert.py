@@ -19,6 +19,7 @@ from distribai.core.spec import BlobRef, JobSpec
 from distribai.core.tasks import (
     Assignment,
     DatasetRef,
+    KeptRef,
     Outcome,
     OwnWork,
     Phase,
@@ -141,6 +142,9 @@ def weights_to_wire(weights: WeightsRef) -> pb.WeightsRef:
             pb.UpdateRef(version=u.version, blob=blob_to_wire(u.blob), weights_hash=u.weights_hash)
             for u in weights.updates
         ],
+        kept=None
+        if weights.kept is None
+        else pb.KeptRef(version=weights.kept.version, blob=blob_to_wire(weights.kept.blob)),
     )
 
 
@@ -162,8 +166,11 @@ def weights_from_wire(message: pb.WeightsRef, what: str = "base") -> WeightsRef:
     snapshot = None
     if message.HasField("snapshot"):
         snapshot = blob_from_wire(message.snapshot, f"{what}.snapshot")
+    kept = None
+    if message.HasField("kept"):
+        kept = KeptRef(message.kept.version, blob_from_wire(message.kept.blob, f"{what}.kept"))
     return WeightsRef(
-        message.version, message.weights_hash, snapshot, message.snapshot_version, updates
+        message.version, message.weights_hash, snapshot, message.snapshot_version, updates, kept
     )
 
 

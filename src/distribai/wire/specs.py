@@ -21,6 +21,7 @@ def spec_json(spec: JobSpec) -> str:
     """The spec as a node of any version reads it: what is as by default in a later version's fields
     is left out, because an older node refuses what it does not know."""
     plain = to_plain(spec)
+    del plain["snapshots"]  # what the orchestrator keeps is none of a node's business
     for path, default in _LATER.items():
         section, _, name = path.partition(".")
         if plain[section][name] == default:

@@ -23,6 +23,7 @@ from distribai.core.child import (
     Done,
     Finish,
     Gate,
+    Kept,
     LogLine,
     Measure,
     Measured,
@@ -256,6 +257,8 @@ class PackageExecutor:
             place.device.threads,
             self._services.checkpoints,
             owed,
+            self._services.cache.among(assignment.base.blobs),
+            self._services.cache.room,
         )
         try:
             await child.send(run)
@@ -285,6 +288,8 @@ class PackageExecutor:
                 message = await child.receive()
                 if isinstance(message, Need) and not provider.busy:
                     provider.start(message)
+                elif isinstance(message, Kept):
+                    provider.keep(message)
                 elif isinstance(message, ProgressLine):
                     self._services.listener.progress(message.progress)
                 elif isinstance(message, Checkpointed):

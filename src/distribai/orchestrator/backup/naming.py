@@ -37,7 +37,7 @@ class Named:
         for name, sha256 in row.items():
             if name.endswith("_sha") and sha256 and f"{name[:-4]}_size" in row:
                 self._need(table, sha256, row[f"{name[:-4]}_size"])
-        if table.name == "blobs":
+        if table.name == "blobs" and row.get("let_go_at") is None:
             self._need(table, row["sha256"], row["size"])
         for column in table.columns:
             if isinstance(column.type, JSON):

@@ -43,6 +43,10 @@ from distribai.store.statements import fleet
 
 ROWS_AT_ONCE = 500
 
+LOOKS = 3
+"""How often the rows are read anew where blobs that they name are gone: a grid that runs lets go of
+snapshots, and of none that its newest rows name. Each time nearly everything is there already."""
+
 
 @dataclass(frozen=True, slots=True)
 class Saved:
@@ -106,27 +110,46 @@ async def _save(
     incomplete: bool,
     told: Told,
 ) -> Saved:
-    snapshot, named = await dump(db, layout, name, told)
-    source = BlobStore.open(
-        settings.blob_place,
-        layout.staging / "source",
-        max_bytes=NO_LIMIT,
-    )
-    target = BlobStore.open(layout.blobs, layout.staging / "target", max_bytes=NO_LIMIT)
-    wanted = await wanted_of(source, named)
-    for sha256, size in wanted.items():
-        path = layout.blob(sha256)
-        if path.exists() and path.stat().st_size != size:
-            path.unlink()  # not ours: a blob appears whole
-    try:
-        copied = await copy_named(source, target, wanted, named, told, incomplete=incomplete)
-    except TargetRefuses as refusal:
-        raise _refused(layout.root, refusal.problem.message) from refusal
+    snapshot, wanted, copied = await _copy(settings, db, layout, name, incomplete, told)
     files = write_files(layout, name, settings.state_dir, secrets)
     manifest = describe(layout, name, snapshot, wanted, copied, files)
     write_manifest(layout, manifest)
     _forget_others(layout, name)
     return Saved(manifest.sealed(), copied)
+
+
+async def _copy(
+    settings: OrchestratorSettings,
+    db: Database,
+    layout: Layout,
+    name: str,
+    incomplete: bool,
+    told: Told,
+) -> tuple[Snapshot, dict[str, int], Copied]:
+    """The rows of one moment, and the blobs that they name."""
+    source = BlobStore.open(settings.blob_place, layout.staging / "source", max_bytes=NO_LIMIT)
+    target = BlobStore.open(layout.blobs, layout.staging / "target", max_bytes=NO_LIMIT)
+    blobs = size_of_all = look = 0
+    while True:
+        look += 1
+        shutil.rmtree(layout.snapshots / name, ignore_errors=True)
+        snapshot, named = await dump(db, layout, name, told)
+        wanted = await wanted_of(source, named)
+        for sha256, size in wanted.items():
+            path = layout.blob(sha256)
+            if path.exists() and path.stat().st_size != size:
+                path.unlink()  # not ours: a blob appears whole
+        again = look < LOOKS
+        try:
+            copied = await copy_named(
+                source, target, wanted, named, told, incomplete=incomplete or again
+            )
+        except TargetRefuses as refusal:
+            raise _refused(layout.root, refusal.problem.message) from refusal
+        blobs, size_of_all = blobs + copied.blobs, size_of_all + copied.bytes
+        if not copied.lost or not again:
+            copied.blobs, copied.bytes = blobs, size_of_all
+            return snapshot, wanted, copied
 
 
 def describe(

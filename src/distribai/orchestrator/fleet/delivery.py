@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 
 from distribai.core.codecs import feeds_back
 from distribai.core.paradigms import paradigm
+from distribai.core.snapshots import CHAIN
 from distribai.core.spec import BlobRef, JobSpec
 from distribai.core.states import Intent, JobState, RoundState, TaskState
-from distribai.core.tasks import Assignment, DatasetRef, OwnWork, UpdateRef, WeightsRef
+from distribai.core.tasks import Assignment, DatasetRef, KeptRef, OwnWork, UpdateRef, WeightsRef
 from distribai.errors import Unavailable
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.fleet.registry import (
@@ -39,9 +40,6 @@ from distribai.store.values import blob_or_none, ranges_from_json
 from distribai.wire.convert import assignment_to_wire, weights_to_wire
 from distribai.wire.specs import spec_json
 from distribai.wire.v1 import distribai_pb2 as pb
-
-MAX_UPDATES = 64
-"""Updates that a reference names at most: a node further behind takes the snapshot anyway."""
 
 MAX_OWN = 32
 """Accepted submissions of its own that a node is told of, the newest: twice as many as may be open
@@ -129,7 +127,8 @@ class _Sight:
         """How to get version ``number`` of a job."""
         key = (job.id, number)
         if key not in self._weights:
-            self._weights[key] = await weights_ref(self.tx, job, number)
+            every = self.spec(job)[0].snapshots.every
+            self._weights[key] = await weights_ref(self.tx, job, number, every)
         return self._weights[key]
 
     async def data(self, job: AnyRow) -> DatasetRef:
@@ -227,27 +226,38 @@ async def _own_work(tx: Tx, spec: JobSpec, task: AnyRow) -> tuple[OwnWork, ...]:
     return tuple(OwnWork(*key, merged) for key, merged in sorted(found.items()))
 
 
-async def weights_ref(tx: Tx, job: AnyRow, number: int) -> WeightsRef:
-    """How to get version ``number``: its snapshot, the update that leads there, and more updates
-    before it as long as all of them together are no larger than the snapshot."""
-    rows = await jobs.latest_versions(tx, job.id, number, MAX_UPDATES + 1)
-    newest = rows[0]
+async def weights_ref(tx: Tx, job: AnyRow, number: int, every: int) -> WeightsRef:
+    """How to get version ``number``: the last snapshot up to there and the updates since, the
+    update that leads there, and more updates before it: as long as all of them together are no
+    larger than a snapshot, and in any case as far as the last snapshot that is kept for long, of
+    each ``every``-th version."""
+    rows = await jobs.latest_versions(tx, job.id, number, CHAIN + 1)
+    whole = [r for r in rows if r.weights_sha]
+    assert whole, "no version is further from a snapshot (core.snapshots)"
+    first = whole[0]
+    kept = next((r for r in whole if r.version % every == 0), first)
     updates: list[UpdateRef] = []
-    budget = newest.weights_size
+    budget = first.weights_size
     for row in rows:
         ref = blob_or_none(row.update_sha, row.update_size)
-        if ref is None or (updates and ref.size > budget) or len(updates) == MAX_UPDATES:
+        if ref is None or len(updates) == CHAIN:
+            break
+        if updates and ref.size > budget and row.version <= kept.version:
             break
         budget -= ref.size
         updates.append(UpdateRef(row.version, ref, row.weights_hash))
     # Version 0 without weights of the user's is made from the seed: nothing is sent.
-    from_seed = number == 0 and job.spec["model"]["init"] is None
+    from_seed = job.spec["model"]["init"] is None
+    own = from_seed and kept.version == 0
     return WeightsRef(
         version=number,
-        weights_hash=newest.weights_hash,
-        snapshot=None if from_seed else BlobRef(newest.weights_sha, newest.weights_size),
-        snapshot_version=number,
+        weights_hash=rows[0].weights_hash,
+        snapshot=None
+        if from_seed and first.version == 0
+        else BlobRef(first.weights_sha, first.weights_size),
+        snapshot_version=first.version,
         updates=tuple(reversed(updates)),
+        kept=None if own else KeptRef(kept.version, BlobRef(kept.weights_sha, kept.weights_size)),
     )
 
 

@@ -84,6 +84,14 @@ async def create_job(
             "Take a smaller profile, or ask the operator.",
             field="model",
         )
+    if spec.snapshots.keep > grid.settings.max_snapshots:
+        raise InvalidSpec(
+            "spec.plan",
+            f"snapshots.keep is {spec.snapshots.keep}: this grid keeps at most "
+            f"{grid.settings.max_snapshots} snapshots of a job.",
+            "Keep fewer, or ask the operator: orchestrator.max_snapshots.",
+            field="snapshots.keep",
+        )
     if origin is not None:
         organization_id = origin.organization_id
     key = _key(

@@ -11,6 +11,7 @@ from distribai.errors import Ambiguous, NotFound, UsageError
 from distribai.orchestrator import feed
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.jobs.show import show_job
+from distribai.orchestrator.rebuilding import whole_weights
 from distribai.orchestrator.records import (
     CauseRecord,
     EventRecord,
@@ -270,7 +271,7 @@ async def _versions(
         VersionRecord(
             version=r.version,
             weights_hash=r.weights_hash,
-            weights=BlobRef(r.weights_sha, r.weights_size),
+            weights=blob_or_none(r.weights_sha, r.weights_size),
             update=blob_or_none(r.update_sha, r.update_size),
             contributors=r.contributors,
             tokens=r.tokens,
@@ -358,10 +359,11 @@ async def wait_for_task(grid: Grid, task_id: str, timeout_s: float) -> TaskRecor
 
 
 async def weights_blob(grid: Grid, job_id: str, version: int | None) -> tuple[int, BlobRef]:
-    """The version (None: the latest) and its safetensors blob.
+    """The version (None: the latest) and its safetensors blob, which may have to be made first.
 
     Raises:
         NotFound: ``job.unknown`` or ``job.no_weights``.
+        DistribAIError: see :func:`whole_weights`.
     """
     async with grid.db.read() as tx:
         job = await jobs.get(tx, job_id)
@@ -375,7 +377,7 @@ async def weights_blob(grid: Grid, job_id: str, version: int | None) -> tuple[in
             f"Job {job.name} has no version {number}; its latest is {job.version}.",
             "Wait for it, or take an earlier version.",
         )
-    return number, BlobRef(row.weights_sha, row.weights_size)
+    return number, await whole_weights(grid, job, number)
 
 
 def _number(text: str, kind: Callable[[str], Any]) -> Any:

@@ -385,6 +385,9 @@ async def _rest(grid: Grid, row: AnyRow, problem: DistribAIError) -> None:
     async with grid.db.write() as tx:
         job = await jobs.lock(tx, row.job_id)
         assert job is not None
+        current = await work.get_round(tx, row.job_id, row.number, row.take)
+        if current is None or current.state != RoundState.CLOSING:
+            return  # another replica has merged it, and its base may be gone since
         if job.state not in (JobState.RUNNING, JobState.PAUSED):
             return
         reason = (

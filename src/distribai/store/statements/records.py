@@ -28,11 +28,11 @@ async def logs_of(tx: Tx, job_id: str, after: int, limit: int) -> Sequence[AnyRo
 
 
 async def add_blob(tx: Tx, ref: BlobRef, kind: str, job_id: str = "") -> None:
-    """Remember what a blob is for; the first word stands."""
+    """Remember what a blob is for; the first word stands. One that was let go is needed again."""
     await tx.run(
         tx.insert(blobs)
         .values(sha256=ref.sha256, size=ref.size, kind=kind, job_id=job_id, created_at=tx.now)
-        .on_conflict_do_nothing()
+        .on_conflict_do_update(index_elements=[blobs.c.sha256], set_={"let_go_at": None})
     )
 
 

@@ -141,7 +141,11 @@ async def _simulate(scenario: Scenario, root: Path) -> Outcome:
     rng = random.Random(f"{scenario.seed}/grid")
     # Cleaning goes by the real clock of real files: it has no place in virtual time.
     settings = OrchestratorSettings(
-        state_dir=root, merge_threads=1, orphans_s=0.0, liveness=scenario.liveness
+        state_dir=root,
+        merge_threads=1,
+        orphans_s=0.0,
+        let_go_s=0.0,
+        liveness=scenario.liveness,
     )
     db = await InlineDatabase.create(root / "grid.sqlite3", clock)
     try:

@@ -258,18 +258,28 @@ class UpdateRef(_message.Message):
     def __init__(self, version: _Optional[int] = ..., blob: _Optional[_Union[BlobRef, _Mapping]] = ..., weights_hash: _Optional[str] = ...) -> None: ...
 
 class WeightsRef(_message.Message):
-    __slots__ = ("version", "weights_hash", "snapshot", "snapshot_version", "updates")
+    __slots__ = ("version", "weights_hash", "snapshot", "snapshot_version", "updates", "kept")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_HASH_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_VERSION_FIELD_NUMBER: _ClassVar[int]
     UPDATES_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
     version: int
     weights_hash: str
     snapshot: BlobRef
     snapshot_version: int
     updates: _containers.RepeatedCompositeFieldContainer[UpdateRef]
-    def __init__(self, version: _Optional[int] = ..., weights_hash: _Optional[str] = ..., snapshot: _Optional[_Union[BlobRef, _Mapping]] = ..., snapshot_version: _Optional[int] = ..., updates: _Optional[_Iterable[_Union[UpdateRef, _Mapping]]] = ...) -> None: ...
+    kept: KeptRef
+    def __init__(self, version: _Optional[int] = ..., weights_hash: _Optional[str] = ..., snapshot: _Optional[_Union[BlobRef, _Mapping]] = ..., snapshot_version: _Optional[int] = ..., updates: _Optional[_Iterable[_Union[UpdateRef, _Mapping]]] = ..., kept: _Optional[_Union[KeptRef, _Mapping]] = ...) -> None: ...
+
+class KeptRef(_message.Message):
+    __slots__ = ("version", "blob")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    BLOB_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    blob: BlobRef
+    def __init__(self, version: _Optional[int] = ..., blob: _Optional[_Union[BlobRef, _Mapping]] = ...) -> None: ...
 
 class OwnWork(_message.Message):
     __slots__ = ("task_id", "attempt", "merged")
