@@ -1,9 +1,11 @@
-"""Whatever nodes do and in whatever order, every sample position is accounted for exactly once."""
+"""Whatever nodes do and in whatever order, every sample position is accounted for exactly once, and
+a newcomer can have every version, whenever old snapshots are let go and deleted."""
 
 from __future__ import annotations
 
 import asyncio
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from hypothesis import HealthCheck, given, settings
@@ -11,16 +13,30 @@ from hypothesis import strategies as st
 
 from distribai.core.tasks import Outcome
 from distribai.orchestrator.jobs import queries
+from distribai.orchestrator.retention import collect
 from distribai.store.statements import jobs
 from tests.orchestrator.harness import FakeNode, World
 from tests.orchestrator.test_exactly_once import assert_every_position_is_somewhere
+from tests.orchestrator.test_retention import age
+from tests.orchestrator.test_snapshots import RULE, fetcher, present, reach_all
 from tests.orchestrator.test_whole_job import assert_every_position_once
 from tests.store.databases import new_sqlite
 
 EVENTS = st.lists(
     st.tuples(
         st.sampled_from(
-            ["work", "half", "spoil", "fail", "vanish", "forget", "repeat", "stale", "time"]
+            [
+                "work",
+                "half",
+                "spoil",
+                "fail",
+                "vanish",
+                "forget",
+                "repeat",
+                "stale",
+                "time",
+                "clean",
+            ]
         ),
         st.integers(0, 2),
     ),
@@ -59,13 +75,27 @@ async def happen(world: World, node: FakeNode, event: str, past: list[Outcome]) 
         await node.report(past[0])
     elif event == "time":
         await world.advance(40, *world.nodes)
+    elif event == "clean":
+        await clean(world)
+
+
+async def clean(world: World) -> None:
+    """Let go of snapshots, and delete them; what a node that lost everything is told is there."""
+    await collect(world.grid)
+    world.time.now += 2
+    age(world, seconds=2)
+    await collect(world.grid)
+    for node in world.nodes:
+        for task in node.tasks.values():
+            fetcher(world)(task.base.blobs)
 
 
 async def run(root: Path, events: list[tuple[str, int]]) -> None:
     world = await World(root, await new_sqlite(root)).open()
     try:
         nodes = [await world.node(n) for n in "abc"]
-        job_id = await world.job(max_attempts=20)
+        world.grid.settings = replace(world.grid.settings, let_go_s=1.0)
+        job_id = await world.job(max_attempts=20, snapshots=RULE)
         past: list[Outcome] = []
         for event, number in events:
             await world.settle()
@@ -73,6 +103,9 @@ async def run(root: Path, events: list[tuple[str, int]]) -> None:
             await assert_every_position_is_somewhere(world, job_id)
         assert await world.run_job(job_id) == "completed"
         await assert_every_position_once(world, job_id)
+        await clean(world)
+        assert await present(world, job_id) == [0, 3]
+        await reach_all(world, job_id)
         async with world.grid.db.read() as tx:
             job = await jobs.get(tx, job_id)
         assert job is not None
