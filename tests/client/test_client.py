@@ -14,6 +14,7 @@ from distribai.client import AsyncClient, Client, calls
 from distribai.client.problems import error_of
 from distribai.core.spec import BlobRef
 from distribai.errors import DistribAIError
+from distribai.orchestrator.http.middleware import MAX_BODY
 from tests.http.stand_in import OPERATOR, Orchestrator, log_record, node_record, running, spec
 
 
@@ -29,6 +30,16 @@ def test_a_job_goes_through_its_life(client: Client) -> None:
         "job.queued",
         "job.cancelled",
     ]
+
+
+def test_a_body_that_is_too_large_is_answered_and_not_cut_off(url: str) -> None:
+    headers = {"Authorization": f"Bearer {OPERATOR}", "Content-Type": "application/json"}
+    with httpx.Client(base_url=url, trust_env=False, headers=headers) as http:
+        for _ in range(5):
+            large = http.post("/api/v1/jobs", content=b" " * (3 * MAX_BODY))
+            assert large.headers["content-type"] == "application/problem+json"
+            assert (large.status_code, large.json()["code"]) == (413, "http.too_large")
+            assert "/api/v1/blobs" in large.json()["hint"]
 
 
 def test_every_call_reads_its_answer(client: Client, rooms: Orchestrator) -> None:
