@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Callable
+from contextlib import closing
+from http.client import HTTPConnection
 
 import httpx
 import pytest
@@ -33,13 +36,16 @@ def test_a_job_goes_through_its_life(client: Client) -> None:
 
 
 def test_a_body_that_is_too_large_is_answered_and_not_cut_off(url: str) -> None:
+    """By a client that reads nothing before it has sent everything, as many do."""
     headers = {"Authorization": f"Bearer {OPERATOR}", "Content-Type": "application/json"}
-    with httpx.Client(base_url=url, trust_env=False, headers=headers) as http:
-        for _ in range(5):
-            large = http.post("/api/v1/jobs", content=b" " * (3 * MAX_BODY))
+    with closing(HTTPConnection(url.removeprefix("http://"))) as http:
+        for _ in range(3):
+            http.request("POST", "/api/v1/jobs", b" " * (3 * MAX_BODY), headers)
+            large = http.getresponse()
+            problem = json.load(large)
             assert large.headers["content-type"] == "application/problem+json"
-            assert (large.status_code, large.json()["code"]) == (413, "http.too_large")
-            assert "/api/v1/blobs" in large.json()["hint"]
+            assert (large.status, problem["code"]) == (413, "http.too_large")
+            assert "/api/v1/blobs" in problem["hint"]
 
 
 def test_every_call_reads_its_answer(client: Client, rooms: Orchestrator) -> None:

@@ -183,7 +183,7 @@ def retry(
         made = client.retry(ref)
         if accept:
             made = client.accept(made.id)
-    _created(client, made, as_json)
+        _created(client, made, as_json)
 
 
 @app.command

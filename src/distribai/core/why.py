@@ -182,8 +182,9 @@ def no_blobs(trouble: str) -> tuple[Reason, ...]:
 
 
 REACH_HTTP = (
-    "The join link has an address of its own for HTTP: see that firewalls, proxies and --host let "
-    "that machine through to it, or set orchestrator.public_http and give the new link."
+    "The join link has an address of its own for HTTP: see that firewalls and proxies let that "
+    "machine through to it. If it is the wrong one, the operator sets orchestrator.public_http and "
+    "gives the new link."
 )
 """What to do about a node whose blobs do not come through."""
 

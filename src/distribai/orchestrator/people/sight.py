@@ -21,7 +21,6 @@ OPERATORS_ALONE = (
     "distribai job accept",
     "distribai nodes pardon",
     "distribai nodes resume",
-    "orchestrator.public_http",
 )
 """What only an operator can do, as advice names it."""
 
