@@ -191,6 +191,9 @@ async def test_a_place_that_is_taken_or_the_same_is_refused(world: World, tmp_pa
     assert caught.value.code == "grid.moved"
     assert (await refusal(source, place(tmp_path / "fourth"))).code == "grid.moved"
     assert (await refusal(place(tmp_path / "nothing"), place(other))).code == "grid.missing"
+    (tmp_path / "empty").mkdir()
+    place(tmp_path / "empty").database_file.touch()
+    assert (await refusal(place(tmp_path / "empty"), place(tmp_path / "to"))).code == "grid.missing"
 
 
 async def test_a_grid_that_was_moved_starts_in_its_new_place_alone_until_that_is_undone(

@@ -33,7 +33,7 @@ from distribai.orchestrator.backup.copying import (
     find_damaged,
 )
 from distribai.orchestrator.backup.existing import check_resting, closed, existing
-from distribai.orchestrator.backup.format import BackupManifest, Layout, Told
+from distribai.orchestrator.backup.format import BackupManifest, Layout, Told, table_names
 from distribai.orchestrator.backup.loading import (
     check_empty,
     check_files,
@@ -56,7 +56,7 @@ from distribai.store.blobs import BlobStore
 from distribai.store.drivers import shown
 from distribai.store.engine import Database
 from distribai.store.statements import fleet
-from distribai.store.tables import metadata
+from distribai.store.tables import meta, metadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ async def undo(source: OrchestratorSettings) -> str:
     """
     async with existing(source) as db:
         with closed(db):
-            there = await places.moved_to(db)
+            there = await _moved_to(db)
             if there is None:
                 raise UsageError(
                     "usage.invalid",
@@ -166,6 +166,14 @@ async def undo(source: OrchestratorSettings) -> str:
             async with db.write() as tx:
                 await fleet.drop_fact(tx, places.MOVED)
             return there
+
+
+async def _moved_to(db: Database) -> str | None:
+    """Where the grid went; None also where the database has no tables, which others complain of."""
+    async with db.read() as tx:
+        if meta.name not in await tx.conn.run_sync(table_names):
+            return None
+    return await places.moved_to(db)
 
 
 async def _leave(old: Database, there: str) -> None:
@@ -181,7 +189,7 @@ async def _check_here(old: Database, target: OrchestratorSettings) -> None:
         Conflict: ``grid.moved``.
         Unavailable: ``grid.database``.
     """
-    there = await places.moved_to(old)
+    there = await _moved_to(old)
     if there is None:
         return
     if there != shown(target.database_url):

@@ -114,24 +114,11 @@ async def _decide(grid: Grid, row: AnyRow) -> bool:
                 grid.wake.set()
             return False
         if decision.action == "merge":
-            reason = decision.reason + await _carried_over(tx, current)
+            reason = decision.reason + await late.carried_over(tx, current)
             await _freeze(tx, job, current, RoundState.CLOSING, reason)
         else:
             await _freeze(tx, job, current, RoundState.ABANDONED, decision.reason)
     return True
-
-
-async def _carried_over(tx: Tx, row: AnyRow) -> str:
-    """What a round merges beside the submissions that it waited for, as the end of its reason."""
-    taken = await work.submissions_of_round(tx, row.job_id, row.number, row.take)
-    late = sum(s.base_version != row.number for s in taken)
-    kept = sum(s.base_version == row.number and s.submitted_at < row.opened_at for s in taken)
-    told = ""
-    if late:
-        told += f"; besides, {late} of earlier rounds that came late"
-    if kept:
-        told += f"; besides, {kept} that the try before had accepted"
-    return told
 
 
 async def _freeze(tx: Tx, job: AnyRow, row: AnyRow, new: RoundState, reason: str) -> None:
