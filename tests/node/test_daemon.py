@@ -117,6 +117,22 @@ async def test_a_task_goes_all_the_way(grid: Grid) -> None:
     await eventually(lambda: not list(daemon._worker.hands))
 
 
+async def test_a_machine_whose_blobs_do_not_come_says_why_and_that_they_come_again(
+    grid: Grid,
+) -> None:
+    await grid.up()
+    base = grid.server.put(b"weights of version 5")
+    grid.server.statuses = [502] * 40
+    grid.peer.assign(assignment(base=WeightsRef(5, "hash5", base, 5)))
+    async with asyncio.timeout(180):
+        while not (beat := await grid.peer.hear("heartbeat")).machine.trouble:
+            pass
+        assert grid.server.url in beat.machine.trouble
+        grid.server.statuses.clear()
+        while not beat.HasField("machine") or beat.machine.trouble:
+            beat = await grid.peer.hear("heartbeat")
+
+
 async def test_a_machine_whose_month_is_used_up_says_so_and_takes_no_tasks(grid: Grid) -> None:
     daemon = await grid.up(month_bytes=100_000)
     large = grid.server.put(bytes(200_000))
