@@ -255,6 +255,7 @@ register(
     grid__database="The database cannot be reached.",
     grid__schema="The database's schema is newer than this program.",
     grid__missing="There is no grid at that place.",
+    grid__moved="The grid was moved away from this database.",
     grid__damaged="The grid's own stored bytes are missing or damaged.",
     grid__backup="The directory holds no finished backup, or the backup is damaged.",
     grid__not_empty="There is a grid already where one shall be restored.",

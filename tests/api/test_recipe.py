@@ -144,7 +144,8 @@ def test_an_unknown_preset_is_refused() -> None:
 
 def test_codecs_may_change_by_round() -> None:
     stages = "[{from_round: 0, codec: int4}, {from_round: 20, codec: int2}]"
-    spec = parse_recipe(with_base(f"rounds: {{codec_up: {stages}}}"), "r").to_spec({})
+    rounds = f"rounds: {{inner_steps: 1, codec_up: {stages}}}"
+    spec = parse_recipe(with_base(rounds), "r").to_spec({})
     assert [spec.codec_up_of(n) for n in (0, 19, 20)] == ["int4", "int4", "int2"]
     assert from_plain(JobSpec, to_plain(spec)) == spec
 

@@ -130,9 +130,14 @@ def test_a_grid_moves_to_another_place_in_one_command(
     assert not (state / "operator-token").exists(), "the same state directory is as it was"
     again = offline("grid", "migrate", *to)
     assert again.status == 5
-    assert "code: grid.not_empty" in again.err
+    assert "code: grid.moved" in again.err
+    assert "grid migrate --undo" in " ".join(again.err.split())
     here = offline("grid", "backup", "saved", "--db", to[1], "--blobs", to[3], "--json").json
     assert here["copied_blobs"] == 1
+    undone = offline("grid", "migrate", "--undo")
+    assert undone.status == 0, undone.err
+    assert f"Never start an orchestrator on {to[1]}" in undone.out
+    assert offline("grid", "migrate", "--undo").status == 2
     elsewhere = offline("grid", "migrate", "--to-state-dir", "new", "--json").json
     assert (elsewhere["copied_blobs"], elsewhere["lost"]) == (1, [])
     assert elsewhere["to"]["db"] == f"sqlite:///{tmp_path / 'new' / 'grid.sqlite3'}"
@@ -145,7 +150,22 @@ def test_a_password_of_a_database_is_not_shown(offline: Run, state: Path) -> Non
     assert refused.status == 8
     assert "code: grid.database" in refused.err
     assert "secret@" not in refused.err
-    assert "***" in migrate._without_password(nowhere)
+    places = (nowhere, "postgresql://grid@db/grid?password=x", "postgresql://grid@db/grid")
+    assert [migrate._has_secret(url) for url in places] == [True, True, False]
+
+
+def test_a_moved_grid_with_a_password_says_how_to_give_it(
+    offline: Run, state: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(migrate, "_has_secret", lambda _: True)  # as of a PostgreSQL that is there
+    done = offline("grid", "migrate", "--to-db", f"sqlite:///{tmp_path / 'other.sqlite3'}")
+    assert done.status == 0, done.err
+    said = " ".join(done.out.split())
+    assert "DISTRIBAI_ORCHESTRATOR_DB" in said
+    assert "config.toml" in said
+    assert "--db " not in said
+    started = offline("orchestrator", "start", "--grpc-port", "0", "--http-port", "0")
+    assert (started.status, "code: grid.moved" in started.err) == (5, True)
 
 
 def test_a_schema_is_brought_up_to_date_or_only_looked_at(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,10 +11,11 @@ from typing import cast
 
 import pytest
 
-from distribai.api.answers import JobId
+from distribai.api.answers import JobId, PlanAnswer
 from distribai.cli import job, job_watch, submit, watching
 from distribai.client import Client
 from distribai.core.plain import to_plain
+from distribai.core.plan import Plan
 from distribai.orchestrator.context import Grid
 from tests.cli.conftest import Run
 from tests.http.stand_in import Orchestrator, job_record, log_record, node_record, running, spec
@@ -270,7 +271,7 @@ class TestWatch:
         monkeypatch.setattr(job_watch, "follow", partial(job_watch.follow, sleep=interrupt))
         done = run("job", "watch", made)
         assert done.status == 130
-        assert f"The job waits to be accepted: distribai job accept {made}" in done.err
+        assert f"It waits for the operator's word: distribai job accept {made}" in done.err
         assert "goes on" not in done.err
 
     def test_programs_get_a_document_a_line(self, run: Run, made: str) -> None:
@@ -419,9 +420,28 @@ class TestSubmit:
 
 
 def test_passes_over_the_data_are_told_for_people() -> None:
-    plan = dict.fromkeys(
-        ("nodes", "rounds", "tasks", "evaluations", "parameters", "memory_bytes"), 1
-    ) | dict.fromkeys(("bytes_up", "bytes_down", "bytes_total", "tokens"), 1)
-    told = [dict(submit.plan_facts({**plan, "epochs": e})).get("epochs") for e in (57.8, 2.5, 0.25)]
+    told = [dict(submit.plan_facts(planned(epochs=e))).get("epochs") for e in (57.8, 2.5, 0.25)]
     assert told == ["about 58 passes over the data", "2.50 passes over the data", "0.25"]
-    assert "epochs" not in dict(submit.plan_facts(plan))
+    assert "epochs" not in dict(submit.plan_facts(planned(epochs=None)))
+
+
+def test_a_plan_says_for_which_machines_it_is_and_how_many_are_here() -> None:
+    told = [
+        submit.nodes_words(planned(nodes=2).model_copy(update={"here": here, "resting": resting}))
+        for here, resting in ((None, None), (2, 0), (5, 0), (1, 0), (0, 1), (0, 2))
+    ]
+    assert told == [
+        "2",
+        "2, here now",
+        "2 of the 5 that are here now",
+        "2, 1 of them here now: 1 more must come",
+        "2, none is here yet: 2 more must come; 1 node is online and takes no tasks (paused, "
+        "leaving or shut out)",
+        "2, none is here yet: 2 more must come; 2 nodes are online and take no tasks (paused, "
+        "leaving or shut out)",
+    ]
+
+
+def planned(**changes: float | None) -> PlanAnswer:
+    figures = dict.fromkeys((f.name for f in fields(Plan)), 1) | changes
+    return PlanAnswer(spec=spec(), plan=figures)

@@ -78,6 +78,34 @@ def ok(run: Run, *words: str) -> str:
     return done.out
 
 
+def test_a_member_is_advised_what_a_member_can_do(
+    operator: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = operator
+    assert "distribai node start --join LINK" in run("nodes", "list").err
+    ok(run, "team", "create", "lab")
+    wrong = run("grid", "quota", "lab", "--steps", "-1")
+    assert (wrong.status, "try: Give steps another value" in wrong.err) == (2, True), wrong.err
+    login = ok(run, "account", "create", "ann").split("--token ")[1].strip()
+    ok(run, "team", "add", "lab", "ann")
+    (tmp_path / "text.txt").write_text("some words to train on\n" * 2000)
+    create = ("job", "create", "--data", "text.txt", "--batch", "1", "--seq-len", "16")
+    made = run(*create, "mine", "2")
+    assert f"distribai job accept {made.out.strip()}" in made.err
+
+    monkeypatch.delenv("DISTRIBAI_TOKEN")
+    ok(run, "login", "--token", login)
+    made = run(*create, "hers", "2")
+    assert made.status == 0, made.err
+    assert "ask one" in made.err
+    why = ok(run, "job", "why", "hers")
+    assert "try: Ask the grid's operator" in why
+    assert "job accept" not in made.err + why
+    nobody = run("nodes", "list").err
+    assert "None of your machines has joined" in nobody
+    assert "ask an operator for an invite" in " ".join(nobody.split())
+
+
 def test_a_team_from_its_first_account_to_its_last_word(
     operator: Run, town: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

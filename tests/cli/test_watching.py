@@ -206,6 +206,13 @@ def test_wishes_are_left_for_every_node_of_the_machine(offline: Run, home: Path)
     assert wishes.read(one.parent / "3") is None
 
 
+def test_a_limit_of_nothing_is_said_to_be_none(offline: Run) -> None:
+    done = offline("node", "start", "--up-mbps", "0", "--join", "nonsense")
+    assert done.status == 2
+    assert "--up-mbps 0 means: no limit." in done.err
+    assert "--down-mbps" not in done.err
+
+
 def test_a_node_tells_what_it_has_moved_and_why_it_rests(offline: Run, home: Path) -> None:
     assert offline("node", "status").status == 2
     state = home / "state" / "nodes" / "1"
@@ -213,19 +220,28 @@ def test_a_node_tells_what_it_has_moved_and_why_it_rests(offline: Run, home: Pat
     (state / "join").touch()
     fresh = offline("node", "status").out
     assert "contribute" in fresh
-    assert "unknown up, unknown down" in fresh
-    kept = Kept({"2026-11": 4_900_000_000}, Seen(1e9, 800.0), Seen(), 5, 5 * 10**9, "it is used up")
+    assert "no limit up, no limit down" in fresh
+    assert "not yet known up, not yet known down" in fresh
+    kept = Kept(
+        {"2026-11": 4_900_000_000},
+        Seen(1e9, 800.0),
+        Seen(),
+        5,
+        5 * 10**9,
+        "it is used up",
+        up_mbps=20.0,
+    )
     (state / FILE).write_bytes(seal(kept))
     wishes.leave(state, "pause")
     told = offline("node", "status").out
-    for words in ("pause", "2026-11", "4.9 GB moved of 5.0 GB", "10 Mbit/s up", "it is used up"):
+    for words in ("pause", "2026-11", "4.9 GB moved of 5.0 GB", "it is used up"):
         assert words in told
+    lines = {line.split("  ")[2].strip(): line for line in told.splitlines() if "Mbit/s" in line}
+    assert "20 Mbit/s up, no limit down" in lines["limits of the line"]
+    assert "10 Mbit/s up, not yet known down" in lines["measured"]
     (found,) = offline("node", "status", "--json").json
-    assert (found["why"], found["month_bytes"], found["up_mbps"]) == (
-        "it is used up",
-        5 * 10**9,
-        10,
-    )
+    assert (found["why"], found["month_bytes"]) == ("it is used up", 5 * 10**9)
+    assert (found["up_mbps"], found["measured_up_mbps"]) == (20, 10)
     (state / FILE).write_bytes(b"torn")
     assert offline("node", "status").status == 6
 

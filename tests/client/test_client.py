@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Callable
+from contextlib import closing
+from http.client import HTTPConnection
 
 import httpx
 import pytest
@@ -14,6 +17,7 @@ from distribai.client import AsyncClient, Client, calls
 from distribai.client.problems import error_of
 from distribai.core.spec import BlobRef
 from distribai.errors import DistribAIError
+from distribai.orchestrator.http.middleware import MAX_BODY
 from tests.http.stand_in import OPERATOR, Orchestrator, log_record, node_record, running, spec
 
 
@@ -29,6 +33,19 @@ def test_a_job_goes_through_its_life(client: Client) -> None:
         "job.queued",
         "job.cancelled",
     ]
+
+
+def test_a_body_that_is_too_large_is_answered_and_not_cut_off(url: str) -> None:
+    """By a client that reads nothing before it has sent everything, as many do."""
+    headers = {"Authorization": f"Bearer {OPERATOR}", "Content-Type": "application/json"}
+    with closing(HTTPConnection(url.removeprefix("http://"))) as http:
+        for _ in range(3):
+            http.request("POST", "/api/v1/jobs", b" " * (3 * MAX_BODY), headers)
+            large = http.getresponse()
+            problem = json.load(large)
+            assert large.headers["content-type"] == "application/problem+json"
+            assert (large.status, problem["code"]) == (413, "http.too_large")
+            assert "/api/v1/blobs" in problem["hint"]
 
 
 def test_every_call_reads_its_answer(client: Client, rooms: Orchestrator) -> None:

@@ -11,7 +11,7 @@ from distribai.core.architectures.decoder_transformer import PROFILES, Config, a
 from distribai.core.plain import to_plain
 from distribai.core.plan import parameter_count, plan, task_memory_mb, validate_spec
 from distribai.core.spec import BlobRef, DataSpec, JobSpec, ModelSpec, RoundSpec
-from distribai.errors import InvalidSpec
+from distribai.errors import InvalidData, InvalidSpec
 
 TINY = to_plain(PROFILES["tiny"])
 
@@ -162,6 +162,12 @@ def test_data_that_contradicts_itself_is_refused(data: DataSpec) -> None:
     with pytest.raises(InvalidSpec) as caught:
         validate_spec(make_spec(data=data))
     assert caught.value.code == "spec.invalid"
+
+
+def test_a_data_set_that_nobody_has_is_refused_as_when_it_is_submitted() -> None:
+    with pytest.raises(InvalidData) as caught:
+        validate_spec(make_spec(data=DataSpec(source="stdlob")))
+    assert (caught.value.code, caught.value.field) == ("data.missing", "data.source")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from distribai.core.datasets import BUILT_IN
 from distribai.data import builtin
 from distribai.errors import InvalidData
 
@@ -44,5 +45,7 @@ def test_an_unknown_name_is_missing() -> None:
         builtin.documents("stdlob")
     assert caught.value.code == "data.missing"
     assert "stdlib" in caught.value.hint
-    builtin.check("stdlib")
-    assert builtin.names() == ("stdlib",)
+
+
+def test_every_data_set_that_a_spec_may_name_can_be_read() -> None:
+    assert tuple(builtin.SETS) == BUILT_IN

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 import uvicorn
 from fastapi import FastAPI
 
+from distribai.orchestrator.http import connections
+
 
 class _Server(uvicorn.Server):
     """Says when it listens."""
@@ -26,8 +28,8 @@ class _Server(uvicorn.Server):
 
 @contextmanager
 def serving(app: FastAPI, afterwards: Callable[[], Awaitable[None]] | None = None) -> Iterator[str]:
-    """The address at which ``app`` is served while the block runs; ``afterwards`` is awaited in the
-    server's own loop."""
+    """The address at which ``app`` is served while the block runs, by the protocol of a real
+    orchestrator; ``afterwards`` is awaited in the server's own loop."""
 
     async def serve() -> None:
         await server.serve([listener])
@@ -37,7 +39,12 @@ def serving(app: FastAPI, afterwards: Callable[[], Awaitable[None]] | None = Non
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     config = uvicorn.Config(
-        app, log_config=None, ws="none", lifespan="off", timeout_graceful_shutdown=1
+        app,
+        http=connections.bounded(100),
+        log_config=None,
+        ws="none",
+        lifespan="off",
+        timeout_graceful_shutdown=1,
     )
     server = _Server(config)
     thread = threading.Thread(target=lambda: asyncio.run(serve()))

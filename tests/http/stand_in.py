@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from distribai.core.forecast import Forecast, forecast, overhead_of
+from distribai.core.forecast import forecast, overhead_of
 from distribai.core.people import ALL_SCOPES, HOME, OPERATOR_NAME, Principal, Role
 from distribai.core.people import OPERATOR as OPERATOR_ID
-from distribai.core.proposal import Proposal, propose
+from distribai.core.proposal import propose
 from distribai.core.ranges import SampleRange
 from distribai.core.spec import BlobRef, DataSpec, JobSpec, ModelSpec
 from distribai.core.states import JOB, JobState, check
@@ -28,6 +28,8 @@ from distribai.orchestrator.context import Grid
 from distribai.orchestrator.feed import Events, Wanted
 from distribai.orchestrator.fleet.standing import ORDERS, VERBS
 from distribai.orchestrator.idempotency import Key
+from distribai.orchestrator.jobs.forecasting import Outlook
+from distribai.orchestrator.people.records import Identity
 from distribai.orchestrator.records import (
     ByteTotals,
     DeviceRecord,
@@ -117,6 +119,7 @@ class Orchestrator:
             "callers": ["verify_token"],
             "fleet.supplies": ["may_fetch", "job_of", "check_upload"],
             "people.admission": ["organization_for"],
+            "people.queries": ["whoami"],
             "traffic": ["count"],
             "http.blobs": ["is_settled"],
         }.items():
@@ -339,11 +342,13 @@ class Orchestrator:
             raise NotFound("job.no_weights", f"There is no version {version}.")
         return number, refs[number]
 
-    async def plan_with(
-        self, grid: Grid, spec: JobSpec, nodes: int | None = None
-    ) -> tuple[Forecast, Proposal]:
-        overhead = overhead_of(spec, None)
-        return forecast(spec, [], overhead), propose(spec, [], overhead)
+    async def whoami(self, grid: Grid, caller: Principal) -> Identity:
+        scopes = tuple(sorted(caller.scopes))
+        return Identity(caller.account_id, caller.name, caller.operator, caller.key_id, scopes, ())
+
+    async def plan_with(self, grid: Grid, spec: JobSpec, nodes: int | None = None) -> Outlook:
+        overhead, here = overhead_of(spec, None), len(self.nodes)
+        return Outlook(forecast(spec, [], overhead), propose(spec, [], overhead), here, 0)
 
     async def page_nodes(
         self, grid: Grid, limit: int, cursor: str = "", account_id: str | None = None

@@ -48,6 +48,7 @@ async def test_the_plan_creates_nothing(operator: httpx.AsyncClient, rooms: Orch
     planned = (await operator.post(f"{JOBS}/plan", json=body)).json()
     assert planned["spec"] == to_plain(spec())
     assert (planned["plan"]["nodes"], planned["plan"]["rounds"]) == (3, 20)
+    assert (planned["here"], planned["resting"]) == (3, 0)
     assert len(planned["forecast"]["nodes"]) == spec().workers_min
     assert planned["forecast"]["assumed"][0].startswith("no node is here yet")
     assert set(planned["proposal"]) == {"changes", "reason", "forecast"}

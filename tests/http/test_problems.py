@@ -33,6 +33,22 @@ async def test_a_body_that_is_no_json_is_a_problem(operator: httpx.AsyncClient) 
     assert (broken.status_code, broken.json()["code"]) == (422, "usage.invalid")
 
 
+@pytest.mark.parametrize(
+    ("body", "advice"),
+    [
+        ({"steps": -1}, "Give steps another value"),
+        ({"stepz": 1}, "Leave stepz out"),
+        (["steps"], "Send a JSON object"),
+    ],
+)
+async def test_what_cannot_be_read_says_what_to_do_about_it(
+    operator: httpx.AsyncClient, body: object, advice: str
+) -> None:
+    refused = await operator.put("/api/v1/organizations/lab/quota", json=body)
+    assert (refused.status_code, refused.json()["code"]) == (422, "usage.invalid")
+    assert refused.json()["hint"].startswith(advice)
+
+
 async def test_a_body_that_is_too_large_is_refused_while_it_is_read(
     operator: httpx.AsyncClient,
 ) -> None:

@@ -11,6 +11,7 @@ import structlog
 from distribai.errors import Integrity, NotAllowed, NotFound, Unavailable
 from distribai.node.blobs import BlobClient, Fetcher
 from distribai.node.cache import BlobCache
+from distribai.node.traffic import Traffic
 from distribai.testing.clock import FakeClock
 from tests.node.helpers import BlobServer, NoJitter, eventually, ref_of, serving
 
@@ -66,6 +67,25 @@ async def test_the_owner_is_told_of_an_address_that_nothing_comes_from(tmp_path:
         (4, "http://127.0.0.1:1"),
         (8, "http://127.0.0.1:1"),
     ]
+    trouble = client.traffic.figures().trouble
+    assert trouble.startswith("the download of a blob at http://127.0.0.1:1 fails: ")
+    await client.close()
+
+
+async def test_the_grid_is_told_of_blobs_that_do_not_come_and_that_they_come_again(
+    server: BlobServer, tmp_path: Path
+) -> None:
+    told: list[str] = []
+    clock = FakeClock()
+    traffic = Traffic(None, clock, changed=lambda: told.append(traffic.figures().trouble))
+    client = BlobClient(
+        server.url, lambda: "secret", clock, NoJitter(), traffic=traffic, trust_env=False
+    )
+    server.statuses = [502] * 9
+    ref = server.put(DATA)
+    await client.download(ref, tmp_path / "x", "job_a")
+    first, last = told
+    assert (server.url in first, "502" in first, last) == (True, True, "")
     await client.close()
 
 

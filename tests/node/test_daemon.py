@@ -117,6 +117,22 @@ async def test_a_task_goes_all_the_way(grid: Grid) -> None:
     await eventually(lambda: not list(daemon._worker.hands))
 
 
+async def test_a_machine_whose_blobs_do_not_come_says_why_and_that_they_come_again(
+    grid: Grid,
+) -> None:
+    await grid.up()
+    base = grid.server.put(b"weights of version 5")
+    grid.server.statuses = [502] * 40
+    grid.peer.assign(assignment(base=WeightsRef(5, "hash5", base, 5)))
+    async with asyncio.timeout(180):
+        while not (beat := await grid.peer.hear("heartbeat")).machine.trouble:
+            pass
+        assert grid.server.url in beat.machine.trouble
+        grid.server.statuses.clear()
+        while not beat.HasField("machine") or beat.machine.trouble:
+            beat = await grid.peer.hear("heartbeat")
+
+
 async def test_a_machine_whose_month_is_used_up_says_so_and_takes_no_tasks(grid: Grid) -> None:
     daemon = await grid.up(month_bytes=100_000)
     large = grid.server.put(bytes(200_000))
@@ -430,6 +446,23 @@ async def test_a_refused_invite_ends_the_daemon_and_nothing_is_remembered(grid: 
     assert not (grid.root / "state" / "join").exists()
 
 
+async def test_a_kept_link_that_the_grid_refuses_says_where_it_is_and_how_to_replace_it(
+    grid: Grid,
+) -> None:
+    await grid.up()
+    kept = grid.root / "state" / "join"
+    await eventually(kept.exists)
+    await grid.stop()
+    grid.start(join="")
+    await grid.peer.challenge(await grid.orchestrator.accept())
+    grid.peer.say(session_end=pb.SessionEnd(code="node.invite", message="New.", hint="Ask."))
+    assert grid.running is not None
+    with pytest.raises(NotAllowed) as caught:
+        await grid.running
+    assert caught.value.hint.startswith(f"Ask. This node used the link that it keeps in {kept}.")
+    assert "--join" in caught.value.hint
+
+
 async def test_a_second_daemon_in_the_same_state_directory_is_refused(grid: Grid) -> None:
     await grid.up()
     first = grid.running
@@ -474,6 +507,8 @@ def test_a_damaged_memory_of_the_link_is_told_as_such(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         join_link(NodeSettings(state_dir=tmp_path))
     assert caught.value.code == "node.link"
+    assert str(tmp_path / "join") in caught.value.hint
+    assert "--join" in caught.value.hint
 
 
 def test_a_link_is_remembered_once(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from distribai.merge import weights
 from distribai.orchestrator import traffic
 from distribai.orchestrator.fleet.liveness import flush
 from distribai.orchestrator.fleet.queries import list_nodes
+from distribai.orchestrator.fleet.why import why_node
 from distribai.orchestrator.jobs import queries
 from distribai.orchestrator.jobs.why import why_job
 from distribai.store.statements import records
@@ -53,6 +54,9 @@ async def test_the_only_node_gets_a_failed_task_back(world: World) -> None:
     (rests,) = [r for r in (await why_job(world.grid, job_id)).reasons if r.task_id == task.task_id]
     assert rests.until == world.time.now + 5.0
     assert "rests" in rests.text
+    (told,) = [r for r in (await why_node(world.grid, a.id)).reasons if r.job_id == job_id]
+    assert (told.code, told.task_id, told.until) == ("resting", task.task_id, rests.until)
+    assert "failed here (node.child: it died)" in told.text
     await world.advance(5, a)
     assert (a.only_task().task_id, a.only_task().attempt) == (task.task_id, 2)
     assert [(k.counted, k.code) for k in a.acks[:2]] == [(False, "task.failed")] * 2

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from distribai.core.devices import Machine, Speed
+from distribai.core.devices import Device, Machine, Speed
 from distribai.core.forecast import FLOPS_PER_WEIGHT
 from distribai.core.people import Principal
 from distribai.core.plan import parameter_count
+from distribai.core.spec import ResourceSpec
 from distribai.orchestrator.fleet.liveness import flush
 from distribai.orchestrator.fleet.queries import list_nodes
 from distribai.orchestrator.fleet.why import why_node
@@ -55,20 +56,39 @@ async def train(world: World, job_id: str) -> None:
 
 async def test_a_plan_uses_what_nodes_have_measured_and_says_what_is_guessed(world: World) -> None:
     node = await told(world, "a")
-    found, better = await plan_with(world.grid, await world.spec())
+    outlook = await plan_with(world.grid, await world.spec())
+    found, better = outlook.forecast, outlook.proposal
+    assert (outlook.here, outlook.resting) == (1, 0)
     (own,) = found.nodes
     assert (own.node_id, own.up_mbps, own.down_mbps) == (node.id, 8.0, 40.0)
     assert (own.step_basis, own.link_basis) == ("benchmark", "measured")
     assert "never trained here" in found.assumed[0]
     assert better.forecast.nodes
-    three, _ = await plan_with(world.grid, await world.spec(), nodes=3)
+    three = (await plan_with(world.grid, await world.spec(), nodes=3)).forecast
     assert [n.node_id for n in three.nodes].count("") == 2
 
 
 async def test_without_nodes_the_plan_says_that_it_assumes_typical_ones(world: World) -> None:
-    found, _ = await plan_with(world.grid, await world.spec(workers_min=2))
+    found = (await plan_with(world.grid, await world.spec(workers_min=2))).forecast
     assert len(found.nodes) == 2
     assert found.assumed[0].startswith("no node is here yet; typical homes are assumed")
+
+
+async def test_a_plan_counts_who_could_take_part_and_who_is_online_and_rests(
+    any_world: World,
+) -> None:
+    world = any_world
+    await world.node("works")
+    paused, small = await world.node("paused"), await world.node("small")
+    await paused.heartbeat("pause")
+    small.devices = [Device(0, "cpu", "fake", 64, 1)]
+    await small.vanish()
+    await small.connect()
+    await flush(world.grid)
+    outlook = await plan_with(
+        world.grid, await world.spec(resources=ResourceSpec(memory_mb=256), workers_min=2)
+    )
+    assert (outlook.here, outlook.resting) == (1, 1)
 
 
 async def test_a_job_tells_its_forecast_and_then_what_became_of_it(any_world: World) -> None:
@@ -86,7 +106,7 @@ async def test_a_job_tells_its_forecast_and_then_what_became_of_it(any_world: Wo
     assert measured.rounds == 2, "the first one does not count"
     assert (measured.compute_s, measured.download_s, measured.upload_s) == (6.0, 1.0, 2.0)
     assert measured.compute_share == pytest.approx(6.0 / measured.round_s)
-    after, _ = await plan_with(world.grid, spec)
+    after = (await plan_with(world.grid, spec)).forecast
     (node,) = after.nodes
     assert node.step_basis == "measured"
     tokens = spec.rounds.inner_steps * spec.batch * spec.seq_len
@@ -98,7 +118,7 @@ async def test_a_job_tells_its_forecast_and_then_what_became_of_it(any_world: Wo
 
 async def test_others_machines_have_no_name_in_a_plan(world: World) -> None:
     node = await told(world, "a")
-    found, _ = await plan_with(world.grid, await world.spec())
+    found = (await plan_with(world.grid, await world.spec())).forecast
     stranger = Principal("account", "", "acc_stranger", "stranger", "key_x", {}, frozenset())
     seen = await sight.forecast_for(world.grid, stranger, found)
     assert [n.node_id for n in seen.nodes] == [""]

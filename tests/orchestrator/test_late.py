@@ -91,6 +91,9 @@ async def test_who_was_unreachable_at_the_close_is_merged_one_version_later_for_
             s for s in await work.submissions_of_round(tx, job_id, 1, 0) if s.base_version < 1
         ]
     assert (late.task_id, late.base_version, late.round) == (missing.task_id, 0, 1)
+    merged = (await queries.list_rounds(world.grid, job_id))[-2]
+    assert (merged.number, merged.accepted) == (1, 3)
+    assert merged.reason.endswith("submissions are in; besides, 1 of earlier rounds that came late")
     record = await manifest_at(world, job_id, 1)
     assert sorted(s.staleness for s in record.submissions) == [0, 0, 1]
     worth = {s.task_id: s.tokens / math.sqrt(1 + s.staleness) for s in record.submissions}

@@ -13,10 +13,12 @@ from sqlalchemy import text
 
 from distribai.core.spec import BlobRef
 from distribai.errors import Conflict, DistribAIError, Integrity, NotFound, UsageError
-from distribai.orchestrator.backup import back_up, move, survey, upgrade_schema
+from distribai.orchestrator.backup import back_up, move, moving, survey, undo, upgrade_schema
 from distribai.orchestrator.backup.existing import existing
+from distribai.orchestrator.places import MOVED, check_here, moved_to
 from distribai.store import leases
 from distribai.store.blobs import BlobStore, blob_key
+from distribai.store.drivers import shown
 from distribai.store.engine import Database
 from distribai.store.lock import FileLock
 from distribai.store.statements import fleet, records
@@ -59,6 +61,13 @@ def on_disk(world: World, ref: BlobRef) -> Path:
     return world.root / "blobs" / blob_key(ref.sha256)
 
 
+async def rows_left(world: World) -> dict[str, list[dict[str, Any]]]:
+    """What the old database holds after a move, but for where its grid went."""
+    rows = await rows_of(world.grid.db)
+    rows["meta"].remove({"key": MOVED})
+    return rows
+
+
 async def refusal(source: Any, target: Any, **options: Any) -> DistribAIError:
     with pytest.raises(DistribAIError) as caught:
         await move(source, target, **options)
@@ -85,7 +94,8 @@ async def test_a_grid_moves_from_files_to_postgresql_and_s3_and_goes_on_where_it
     assert moved.rows == sum(part.lines for part in planned.tables.values())
     assert await rows_of(db) == before
     await db.close()
-    assert await rows_of(world.grid.db) == before, "the old grid is as it was"
+    assert await moved_to(world.grid.db) == shown(url)
+    assert await rows_left(world) == before, "but for this the old grid is as it was"
     assert files_of(world.root) == files
 
     again = await revive(world, world.root, url)
@@ -149,7 +159,7 @@ async def test_a_grid_on_which_somebody_works_is_not_moved(
     await survey(source, target)
     await move(source, target)
     async with existing(target) as db:
-        assert await rows_of(db) == await rows_of(world.grid.db)
+        assert await rows_of(db) == await rows_left(world)
 
 
 async def test_blobs_alone_can_move_and_the_database_stays(world: World, tmp_path: Path) -> None:
@@ -168,16 +178,68 @@ async def test_a_place_that_is_taken_or_the_same_is_refused(world: World, tmp_pa
     with pytest.raises(UsageError):
         await survey(source, source)
     assert (await refusal(source, source)).code == "usage.invalid"
-    await move(source, place(root))
-    assert (await refusal(source, place(root))).code == "grid.not_empty"
-    with pytest.raises(Conflict):
-        await survey(source, place(root))
     other = tmp_path / "third"
     other.mkdir()
     (other / "invite").write_text("another grid's\n")
     assert (await refusal(source, place(other))).code == "grid.not_empty"
     assert not (other / "blobs").exists(), "it is seen before anything is copied"
+    await move(source, place(root))
+    again = await refusal(source, place(root))
+    assert (again.code, str(root) in again.message) == ("grid.moved", True)
+    with pytest.raises(Conflict) as caught:
+        await survey(source, place(root))
+    assert caught.value.code == "grid.moved"
+    assert (await refusal(source, place(tmp_path / "fourth"))).code == "grid.moved"
     assert (await refusal(place(tmp_path / "nothing"), place(other))).code == "grid.missing"
+    (tmp_path / "empty").mkdir()
+    place(tmp_path / "empty").database_file.touch()
+    assert (await refusal(place(tmp_path / "empty"), place(tmp_path / "to"))).code == "grid.missing"
+
+
+async def test_a_grid_that_was_moved_starts_in_its_new_place_alone_until_that_is_undone(
+    world: World, tmp_path: Path
+) -> None:
+    await with_a_blob(world)
+    source, target = settings_of(world), place(tmp_path / "elsewhere")
+    await check_here(world.grid.db)
+    with pytest.raises(UsageError):
+        await undo(source)
+    await move(source, target)
+    with pytest.raises(Conflict) as caught:
+        await check_here(world.grid.db)
+    assert caught.value.code == "grid.moved"
+    assert str(tmp_path / "elsewhere") in caught.value.message
+    async with existing(target) as new:
+        await check_here(new)
+    assert await undo(source) == shown(target.database_url)
+    await check_here(world.grid.db)
+
+
+async def test_a_move_that_dies_between_its_two_commits_is_nowhere_and_can_be_finished(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await with_a_blob(world)
+    source, target = settings_of(world), place(tmp_path / "elsewhere")
+    before = await rows_of(world.grid.db)
+    leave = moving._leave
+
+    async def leave_and_die(old: Database, there: str) -> None:
+        await leave(old, there)
+        raise Stop
+
+    with monkeypatch.context() as patched:
+        patched.setattr(moving, "_leave", leave_and_die)
+        with pytest.raises(Stop):
+            await move(source, target)
+    with pytest.raises(Conflict):
+        await check_here(world.grid.db)
+    with pytest.raises(NotFound):
+        await back_up(target, tmp_path / "none")
+    assert (await refusal(source, place(tmp_path / "third"))).code == "grid.moved"
+    await move(source, target)
+    async with existing(target) as db:
+        await check_here(db)
+        assert await rows_of(db) == before
 
 
 async def test_bytes_that_are_not_what_they_are_named_are_found_on_either_side(

@@ -121,6 +121,7 @@ async def test_a_round_below_its_minimum_is_opened_again_and_keeps_what_was_acce
     await world.settle()
     merged = (await queries.list_rounds(world.grid, job_id))[1]
     assert (merged.state, merged.accepted) == ("merged", 2)
+    assert merged.reason.endswith("besides, 1 that the try before had accepted")
     async with world.grid.db.read() as tx:
         row = await work.get_round(tx, job_id, 0, 1)
     assert row is not None

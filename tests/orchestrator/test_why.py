@@ -7,15 +7,18 @@ from itertools import product
 
 import pytest
 
-from distribai.core.devices import Device
+from distribai.core.devices import Device, Machine
 from distribai.core.spec import ResourceSpec
 from distribai.core.states import Intent, Liveness, Standing
 from distribai.core.why import CODES, JobWhy, NodeWhy
 from distribai.errors import Ambiguous, NotFound
+from distribai.orchestrator.fleet.liveness import flush
+from distribai.orchestrator.fleet.queries import summary
 from distribai.orchestrator.fleet.why import node_events, obstacles_of, resolve_node, why_node
 from distribai.orchestrator.jobs import commands
 from distribai.orchestrator.jobs.why import why_job
 from distribai.store.statements import fleet, watching
+from distribai.wire.machines import machine_to_wire
 from tests.orchestrator.harness import World
 
 
@@ -122,6 +125,30 @@ async def test_a_silent_node_is_degraded_then_gone(world: World) -> None:
     assert codes(await why_node(world.grid, node.id)) == ["degraded"]
     await world.advance(30)
     assert codes(await why_node(world.grid, node.id)) == ["offline"]
+
+
+async def test_a_node_whose_blobs_do_not_come_through_is_named_in_health_and_why(
+    any_world: World,
+) -> None:
+    world = any_world
+    node = await world.node("one")
+    why = "the download of a blob at http://h:1 fails: refused"
+    await node.heartbeat(machine=machine_to_wire(Machine(trouble=f"{why}\x1b")))
+    await flush(world.grid)
+    (problem,) = (await summary(world.grid)).problems
+    assert f"one ({node.id[:13]})" in problem
+    assert why in problem
+    assert "\x1b" not in problem
+    (others,) = (await summary(world.grid, frozenset())).problems
+    assert node.id[:13] not in others, "whose node it is, is not everybody's to know"
+    found = await why_node(world.grid, node.id)
+    assert codes(found) == ["http", "idle"]
+    assert why in found.reasons[0].text
+    assert found.able
+    await node.heartbeat(machine=machine_to_wire(Machine()))
+    await flush(world.grid)
+    assert (await summary(world.grid)).problems == ()
+    assert codes(await why_node(world.grid, node.id)) == ["idle"]
 
 
 async def test_a_queued_task_says_why_it_has_no_device(world: World) -> None:

@@ -330,10 +330,13 @@ class GridSummary(Answer):
 class PlanAnswer(Answer):
     """What a job would take, before it exists: the effective spec and the planner's figures; how it
     would go on the machines that are here, and settings that would go better. Nodes of other
-    accounts have no id."""
+    accounts have no id. ``plan`` is for its ``nodes`` devices; ``here`` could take part now, and
+    ``resting`` nodes are online and take no tasks (None: nobody has counted)."""
 
     spec: JobSpec
     plan: dict[str, Any]
+    here: int | None = None
+    resting: int | None = None
     forecast: Forecast | None = None
     proposal: Proposal | None = None
 

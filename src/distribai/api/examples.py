@@ -247,6 +247,8 @@ _MODELS: Mapping[str, BaseModel] = {
     "PlanAnswer": answers.PlanAnswer(
         spec=SPEC,
         plan=PLAN,
+        here=3,
+        resting=0,
         forecast=forecast(SPEC, MACHINES, OVERHEAD),
         proposal=propose(SPEC, MACHINES, OVERHEAD),
     ),

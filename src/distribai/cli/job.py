@@ -9,6 +9,7 @@ from cyclopts import App, Parameter
 
 from distribai.cli import events, job_views, output, why
 from distribai.cli.connection import Reach, connect
+from distribai.cli.words import waits_words
 
 if TYPE_CHECKING:
     from distribai.api.answers import JobId
@@ -98,9 +99,9 @@ def create(
         made = client.create_job(prepared.spec, idempotency_key, organization)
         if accept:
             made = client.accept(made.id)
-    if other and made.id not in other:
-        output.note(other)
-    _created(made, as_json)
+        if other and made.id not in other:
+            output.note(other)
+        _created(client, made, as_json)
 
 
 @app.command(name="accept")
@@ -182,7 +183,7 @@ def retry(
         made = client.retry(ref)
         if accept:
             made = client.accept(made.id)
-    _created(made, as_json)
+        _created(client, made, as_json)
 
 
 @app.command
@@ -361,7 +362,7 @@ def _listing(
         output.note(empty)
 
 
-def _created(made: JobId, as_json: bool) -> None:
+def _created(client: Client, made: JobId, as_json: bool) -> None:
     if as_json:
         output.document(made)
         return
@@ -369,7 +370,7 @@ def _created(made: JobId, as_json: bool) -> None:
     if made.state != "submitted":
         output.note(f"Accepted. Follow it: distribai job watch {made.id}")
     else:
-        output.note(f"It waits for the operator's word: distribai job accept {made.id}")
+        output.note(waits_words(client, made.id))
 
 
 _LEAVES = {"accepted": ("submitted",), "resumed": ("paused",)}

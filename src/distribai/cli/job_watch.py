@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from distribai.cli import job_views, output
 from distribai.cli.watching import EVERY_S, Patience
+from distribai.cli.words import waits_words
 from distribai.core.states import JOB, JobState, is_terminal
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def follow(
     """Show a job until it has ended: 0 when it completed, else 1. Ctrl-C (130) lets it run on."""
     patience = Patience(clock, sleep)
     job = patience.call(partial(client.job, ref))
+    waits = waits_words(client, job.id) if job.state == JobState.SUBMITTED else ""
     display = display_of(as_json, clock)
     try:
         while True:
@@ -50,7 +52,7 @@ def follow(
     except KeyboardInterrupt:
         display.close()
         if job.state == JobState.SUBMITTED:
-            output.note(f"The job waits to be accepted: distribai job accept {job.id}")
+            output.note(waits)
         else:
             output.note(f"The job goes on. Follow it again: distribai job watch {job.id}")
         return 130

@@ -12,6 +12,7 @@ from cyclopts import Parameter
 
 from distribai.cli import output
 from distribai.cli.places import Line, Place, figures, operator_token, words_of
+from distribai.errors import UsageError
 
 if TYPE_CHECKING:
     from distribai.config import Settings
@@ -61,25 +62,53 @@ def migrate(
             help="Move even if the grid has lost blobs of its own.",
         ),
     ] = False,
+    undo: Annotated[
+        bool,
+        Parameter(
+            negative="",
+            show_default=False,
+            help="Let the grid start again where it was before it was moved.",
+        ),
+    ] = False,
     as_json: output.Json = False,
 ) -> None:
     """Bring a grid's database to this program's schema; or with --to-... move the grid.
 
     The schema is what every start of an orchestrator looks after, too; here it is done before the
     first of several replicas starts. Moving takes rows and blobs to another database and blob
-    store, reads back every blob, and counts every table, before the new database is a grid; nothing
-    is written to the old one. The orchestrator must be stopped; nodes may wait. Interrupted it can
-    be run again. Afterwards start the orchestrator on the new place, and never again on the old.
+    store, reads back every blob, and counts every table, before the new database is a grid. The
+    orchestrator must be stopped; nodes may wait. Interrupted it can be run again. Afterwards start
+    the orchestrator on the new place. The old database notes where its grid went, and no
+    orchestrator starts on it any more, until --undo, given with the old --state-dir and --db, takes
+    that back: what was done in the new place since is then lost.
     """
     settings = (place or Place()).settings()
     source = settings.orchestrator()
     target = (to or NewPlace()).settings(source)
-    if target is None:
+    if undo:
+        _undo(source, target, as_json)
+    elif target is None:
         _upgrade(source, check, as_json)
     elif check:
         _survey(source, target, as_json)
     else:
         _move(settings, source, target, incomplete, as_json)
+
+
+def _undo(source: OrchestratorSettings, target: OrchestratorSettings | None, as_json: bool) -> None:
+    from distribai.orchestrator.backup import undo
+
+    if target is not None:
+        raise UsageError(
+            "usage.invalid",
+            "--undo takes a move back; it moves nothing.",
+            "Leave --to-db, --to-blobs and --to-state-dir out.",
+        )
+    there = asyncio.run(undo(source))
+    if as_json:
+        output.document({"undone": there})
+        return
+    output.data(f"The grid may start here again. Never start an orchestrator on {there}.")
 
 
 def _upgrade(source: OrchestratorSettings, check: bool, as_json: bool) -> None:
@@ -152,16 +181,26 @@ def _move(
         f"{words_of(moved.manifest)} moved; {output.plural(moved.copied.blobs, 'blob')} "
         f"({output.size(moved.copied.bytes)}) copied now, all read back."
     )
-    output.data("Start it there, and nowhere else any more:\n")
+    if _has_secret(target.db):
+        output.data(
+            "Start it there, and nowhere else any more. Its address has a password, which does not "
+            "belong on a command line: put the address that you gave as --to-db into the variable "
+            "DISTRIBAI_ORCHESTRATOR_DB, or as `db` under [orchestrator] into "
+            f"{settings.home.config_file} (readable by you alone), and then:\n"
+        )
+    else:
+        output.data("Start it there, and nowhere else any more:\n")
     output.data(f"    distribai orchestrator start {_words(target)}")
     for sha256, why in sorted(moved.copied.lost.items()):
         output.note(f"lost: {sha256} ({why})")
 
 
 def _place(target: OrchestratorSettings) -> dict[str, str]:
+    from distribai.orchestrator.backup import shown
+
     return {
         "state_dir": str(target.state_dir),
-        "db": _without_password(target.database_url),
+        "db": shown(target.database_url),
         "blobs": str(target.blob_place),
     }
 
@@ -170,15 +209,18 @@ def _words(target: OrchestratorSettings) -> str:
     import shlex
 
     words = ["--state-dir", str(target.state_dir)]
-    if target.db:
-        words += ["--db", _without_password(target.db)]
+    if target.db and not _has_secret(target.db):
+        words += ["--db", target.db]
     if target.blobs:
         words += ["--blobs", target.blobs]
     return shlex.join(words)
 
 
-def _without_password(url: str) -> str:
-    """A database's URL as it may be shown: SQLAlchemy writes ``***`` for a password."""
+def _has_secret(url: str) -> bool:
+    """Whether a database's URL holds a password, where one belongs or in its query."""
     from sqlalchemy import make_url
 
-    return make_url(url).render_as_string(hide_password=True)
+    if not url:
+        return False
+    parsed = make_url(url)
+    return parsed.password is not None or any("pass" in name for name in parsed.query)

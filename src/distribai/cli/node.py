@@ -41,14 +41,14 @@ def start(
         float | None, Parameter(help="Share of the device's time, up to 1.  [default: 1]")
     ] = None,
     up_mbps: Annotated[
-        float | None, Parameter(help="Send at most so many Mbit/s.  [default: no limit]")
+        float | None, Parameter(help="Send at most so many Mbit/s; 0: no limit.  [default: 0]")
     ] = None,
     down_mbps: Annotated[
-        float | None, Parameter(help="Fetch at most so many Mbit/s.  [default: no limit]")
+        float | None, Parameter(help="Fetch at most so many Mbit/s; 0: no limit.  [default: 0]")
     ] = None,
     month_gb: Annotated[
         float | None,
-        Parameter(help="Move at most so many GB (10^9 bytes) a month.  [default: no limit]"),
+        Parameter(help="Move at most so many GB (10^9 bytes) a month; 0: no limit.  [default: 0]"),
     ] = None,
     cache_gb: Annotated[float | None, Parameter(help="Largest cache.  [default: 20]")] = None,
     state_dir: Annotated[
@@ -80,6 +80,13 @@ def start(
         }
     )
     configure(wants_debug(), settings.logs().format)
+    for flag, amount in (
+        ("--up-mbps", up_mbps),
+        ("--down-mbps", down_mbps),
+        ("--month-gb", month_gb),
+    ):
+        if amount == 0:
+            output.note(f"{flag} 0 means: no limit. To let it rest: `distribai node pause`.")
     from distribai.node.main import run_node
 
     if settings.node().state_dir != Path():
@@ -116,9 +123,10 @@ StateDir = Annotated[
 
 @app.command
 def status(*, state_dir: StateDir = None, as_json: output.Json = False) -> None:
-    """Say what this machine's nodes have moved this month, how fast the line is, and why they rest.
+    """Say what this machine's nodes have moved this month, and why they rest.
 
-    From what they keep on disk: a running node writes it every few seconds.
+    Also how fast each may use the line (`--up-mbps`, `--down-mbps`) and how fast it was measured
+    to be. From what they keep on disk: a running node writes it every few seconds.
     """
     found = [_status(path) for path in _joined(state_dir)]
     if as_json:
@@ -147,8 +155,10 @@ def _status(state: Path) -> dict[str, Any]:
         "wish": wishes.read(state) or "contribute",
         "months": to_plain(kept.months),
         "month_bytes": kept.month_bytes,
-        "up_mbps": kept.up.mbps,
-        "down_mbps": kept.down.mbps,
+        "up_mbps": kept.up_mbps,
+        "down_mbps": kept.down_mbps,
+        "measured_up_mbps": kept.up.mbps,
+        "measured_down_mbps": kept.down.mbps,
         "why": kept.why,
     }
 
@@ -156,17 +166,21 @@ def _status(state: Path) -> dict[str, Any]:
 def _facts(told: dict[str, Any]) -> list[tuple[str, str]]:
     limit = f" of {output.size(told['month_bytes'])}" if told["month_bytes"] else ""
     month, used = next(reversed(told["months"].items()), ("", 0))
-    line = [
-        f"{told[f'{way}_mbps']:.3g} Mbit/s {way}" if told[f"{way}_mbps"] else f"unknown {way}"
-        for way in ("up", "down")
-    ]
     pairs = [
         ("wish", told["wish"]),
         (month, f"{output.size(used)} moved{limit}" if month else ""),
-        ("line", ", ".join(line)),
+        ("limits of the line", _both_ways(told, "", "no limit")),
+        ("measured", _both_ways(told, "measured_", "not yet known")),
         ("takes no tasks", told["why"]),
     ]
     return [(name, value) for name, value in pairs if value]
+
+
+def _both_ways(told: dict[str, Any], kind: str, nothing: str) -> str:
+    rates = {way: told[f"{kind}{way}_mbps"] for way in ("up", "down")}
+    return ", ".join(
+        f"{rate:.3g} Mbit/s {way}" if rate else f"{nothing} {way}" for way, rate in rates.items()
+    )
 
 
 @app.command

@@ -1,4 +1,4 @@
-"""``distribai nodes``: the grid's machines, as the operator sees them."""
+"""``distribai nodes``: the grid's machines; to others than operators their own."""
 
 from __future__ import annotations
 
@@ -27,18 +27,29 @@ Why = Annotated[str, Parameter(help="The reason, for the record and for the node
 def list_nodes(
     *, as_json: output.Json = False, watch: output.Watch = False, reach: Reach | None = None
 ) -> None:
-    """List the nodes that ever joined, the live ones first."""
+    """List the nodes that ever joined, the live ones first; operators see all, others their own."""
     with connect(reach) as client:
         if watch:
             repeat(lambda: _all(client), render, as_json)
             return
         found = _all(client)
-    if as_json:
-        output.document(found)
-    elif found:
-        output.data(render(found))
-    else:
-        output.note("No node has joined yet: `distribai node start --join LINK`.")
+        if as_json:
+            output.document(found)
+        elif found:
+            output.data(render(found))
+        else:
+            output.note(_nobody(client))
+
+
+def _nobody(client: Client) -> str:
+    """What to do where there is no node, to whoever asks."""
+    if client.people.me().operator:
+        return "No node has joined yet: `distribai node start --join LINK`."
+    return (
+        "None of your machines has joined; other people's are not shown. For a machine of yours "
+        "ask an operator for an invite, and start it with the join link: `distribai node start "
+        "--join LINK`."
+    )
 
 
 def _all(client: Client) -> list[NodeRecord]:

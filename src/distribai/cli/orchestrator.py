@@ -114,6 +114,8 @@ def _ready(running: Orchestrator, settings: Settings, as_json: bool) -> None:
 
     url = running.url
     state_dir = str(settings.orchestrator().state_dir)
+    if running.join_note:
+        output.note(running.join_note)
     saved = save_credentials(settings, url, running.operator_token, state_dir, running.ca_pem)
     if as_json:
         output.json_line(

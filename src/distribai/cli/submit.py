@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -11,6 +11,7 @@ from distribai.cli import output
 from distribai.cli.connection import Reach, connect
 from distribai.cli.forecast import forecast_facts, proposal_words
 from distribai.cli.job import Organization
+from distribai.cli.words import waits_words
 from distribai.errors import Unavailable, UsageError
 
 if TYPE_CHECKING:
@@ -82,10 +83,7 @@ def submit(
             return 0
         output.data(made.id)
         if made.state == "submitted":
-            output.note(
-                f"It waits for the operator's word: distribai job accept {made.id} "
-                "(`submit --accept` gives it at once)."
-            )
+            output.note(waits_words(client, made.id, "submit --accept"))
         if not follow:
             return 0
         from distribai.cli.job_watch import follow as follow_job
@@ -93,11 +91,33 @@ def submit(
         return follow_job(client, made.id, as_json=False)
 
 
-def plan_facts(plan: dict[str, Any]) -> list[tuple[str, str]]:
+def nodes_words(planned: PlanAnswer) -> str:
+    """For how many devices the plan is, and how many of them are here."""
+    count, here = int(planned.plan["nodes"]), planned.here
+    if here is None:
+        return str(count)
+    if here == count:
+        words = f"{count}, here now"
+    elif here > count:
+        words = f"{count} of the {here} that are here now"
+    else:
+        missing = "none is here yet" if not here else f"{here} of them here now"
+        words = f"{count}, {missing}: {count - here} more must come"
+    if planned.resting:
+        one = planned.resting == 1
+        who = (
+            "1 node is online and takes" if one else f"{planned.resting} nodes are online and take"
+        )
+        words += f"; {who} no tasks (paused, leaving or shut out)"
+    return words
+
+
+def plan_facts(planned: PlanAnswer) -> list[tuple[str, str]]:
     """The planner's figures, for people."""
+    plan = planned.plan
     ratio, epochs = plan.get("data_parallel_ratio"), plan.get("epochs")
     pairs = [
-        ("nodes", str(plan["nodes"])),
+        ("nodes", nodes_words(planned)),
         ("rounds", str(plan["rounds"])),
         ("tasks", f"{plan['tasks']} to train, {plan['evaluations']} to evaluate"),
         ("parameters", output.count(plan["parameters"])),
@@ -159,7 +179,7 @@ def _show_plan(planned: PlanAnswer, as_json: bool, on_stdout: bool) -> None:
     say(f"{title}\n")
     say("\n".join(f"    {line}" for line in text.splitlines()))
     say("\nThe plan:\n")
-    facts = output.facts([*plan_facts(planned.plan), *forecast_facts(planned.forecast)])
+    facts = output.facts([*plan_facts(planned), *forecast_facts(planned.forecast)])
     say("\n".join(f"    {line}" for line in facts.splitlines()) + "\n")
     if planned.proposal is not None:
         say(proposal_words(planned.proposal) + "\n")

@@ -160,6 +160,15 @@ def codec_of_round(schedule: Schedule, number: int) -> str:
     return [s.codec for s in stages(schedule) if s.from_round <= number][-1]
 
 
+def schedule_from(schedule: Schedule, number: int) -> Schedule:
+    """What is left of a schedule for a job that goes on at round ``number`` and counts from 0
+    again."""
+    if isinstance(schedule, str):
+        return schedule
+    later = (CodecStage(s.from_round - number, s.codec) for s in schedule if s.from_round > number)
+    return (CodecStage(0, codec_of_round(schedule, number)), *later)
+
+
 def is_sparse(schedule: Schedule) -> bool:
     """Whether any round of it is sparse."""
     return any(s.codec in SPARSE_K for s in stages(schedule))
@@ -170,8 +179,14 @@ def feeds_back(schedule: Schedule) -> bool:
     return any(s.codec in BETA for s in stages(schedule))
 
 
-def check_schedule(schedule: Schedule, field: str) -> None:
-    """Refuse a schedule that leaves a round without a codec, or a stage without a round.
+def begins_within(schedule: Schedule, rounds: int) -> bool:
+    """Whether a job of so many rounds comes to the last stage of a schedule."""
+    return stages(schedule)[-1].from_round < rounds
+
+
+def check_schedule(schedule: Schedule, field: str, rounds: int) -> None:
+    """Refuse a schedule that leaves a round without a codec, or a stage without a round of the
+    job's ``rounds``.
 
     Raises:
         InvalidSpec: ``codec.unknown`` or ``spec.plan``, naming the field that is wrong.
@@ -189,13 +204,15 @@ def check_schedule(schedule: Schedule, field: str) -> None:
     before = -1
     for place, stage in enumerate(schedule):
         where = f"{field}[{place}]"
-        rule = "0, where the job begins" if not place else f"above {before} and at most 10^9"
-        fits = stage.from_round == 0 if not place else before < stage.from_round <= 10**9
+        rule = f"above {before} and below {rounds}, the number of the job's rounds"
+        fits = before < stage.from_round < rounds
+        if not place:
+            rule, fits = "0, where the job begins", stage.from_round == 0
         if not fits:
             raise InvalidSpec(
                 "spec.plan",
                 f"{where}.from_round is {stage.from_round}: it must be {rule}.",
-                "Stages begin at round 0 and ascend.",
+                "Stages begin at round 0 and ascend; one that no round comes to is left out.",
                 field=f"{where}.from_round",
             )
         before = stage.from_round

@@ -43,7 +43,8 @@ class Machine:
     in 10^6 bytes a second, ``link_mbps`` what came over the link and ``link_up_mbps`` what went, in
     10^6 *bits* a second, ``isolation`` the level that it offers. ``fingerprint`` says when the
     figures of another machine were meant. Of ``month_bytes`` that its owner gives each month (0: as
-    many as it takes) ``month_left`` are left.
+    many as it takes) ``month_left`` are left. ``trouble`` is why blobs do not come through over
+    HTTP, in the node's words; empty when they do.
     """
 
     memory_mb: int = 0
@@ -56,6 +57,7 @@ class Machine:
     link_up_mbps: float = 0.0
     month_bytes: int = 0
     month_left: int = 0
+    trouble: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class LinkFigures:
     up_mbps: float = 0.0
     month_bytes: int = 0
     month_left: int = 0
+    trouble: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from typing import Final
 
 from distribai.core.architectures import config_from, family, manifest_of
 from distribai.core.codecs import Schedule, check_schedule, packed_layout, stages
+from distribai.core.datasets import check_built_in
 from distribai.core.framing import file_bytes
 from distribai.core.needs import Needs
 from distribai.core.paradigms import paradigm
@@ -219,6 +220,7 @@ def validate_spec(spec: JobSpec, *, memory_cap_bytes: int | None = None) -> None
     Raises:
         InvalidSpec: ``spec.steps``, ``spec.workers``, ``spec.paradigm``, ``spec.model``,
             ``spec.model_too_large``, ``spec.plan``, ``codec.unknown``, ``spec.invalid``.
+        InvalidData: ``data.missing``: no built-in data set has that name.
     """
     paradigm(spec.paradigm)
     for code, field, value, allowed, rule in _figures(spec):
@@ -226,8 +228,8 @@ def validate_spec(spec: JobSpec, *, memory_cap_bytes: int | None = None) -> None
             raise InvalidSpec(
                 code, f"{field} is {value!r}: it must be {rule}.", f"Change {field}.", field=field
             )
-    check_schedule(spec.rounds.codec_up, "rounds.codec_up")
-    check_schedule(spec.rounds.codec_down, "rounds.codec_down")
+    for leg in ("codec_up", "codec_down"):
+        check_schedule(getattr(spec.rounds, leg), f"rounds.{leg}", spec.round_count)
     _check_data(spec)
     _check_model(spec, memory_cap_bytes)
 
@@ -241,6 +243,8 @@ def _check_data(spec: JobSpec) -> None:
             "Give files, or the name of a built-in data set.",
             field="data.source",
         )
+    if not spec.data.files:
+        check_built_in(spec.data.source)
     if spec.data.format == "jsonl" and not spec.data.field:
         raise InvalidSpec(
             "spec.invalid",

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from distribai.core.codecs import is_sparse
+from distribai.core.codecs import begins_within, is_sparse
 from distribai.core.forecast import Forecast, Known, Overhead, forecast
 from distribai.core.plan import parameter_count, plan, validate_spec
 from distribai.core.spec import JobSpec
@@ -98,8 +98,14 @@ def _others(spec: JobSpec) -> Iterator[JobSpec]:
                 plain = replace(other, outer=replace(other.outer, eta=1.0, mu=0.0))
                 yield plain if codec == "sparse" else other
     if not codecs:
-        for steps in lengths:
-            yield _with(spec, inner_steps=steps)
+        longer = (_with(spec, inner_steps=steps) for steps in lengths)
+        # A schedule of the job's own may need more rounds than longer ones leave.
+        yield from (other for other in longer if _reaches_all_stages(other))
+
+
+def _reaches_all_stages(spec: JobSpec) -> bool:
+    legs = (spec.rounds.codec_up, spec.rounds.codec_down)
+    return all(begins_within(schedule, spec.round_count) for schedule in legs)
 
 
 def _with(spec: JobSpec, **rounds: Any) -> JobSpec:

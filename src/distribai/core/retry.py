@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from distribai.core.codecs import schedule_from
 from distribai.core.spec import BlobRef, JobSpec
 
 
@@ -18,6 +19,7 @@ def retry_spec(spec: JobSpec, version: int, weights: BlobRef) -> JobSpec:
     It does the steps that are left, from ``weights``, the other's last version. From version 0 it
     is the same job again. The optimizers start afresh, so the learning rate warms up again and
     falls over the steps that are left; the outer step needs no cold start (algorithms.md A1).
+    Stages of codecs begin where they would have begun in the other.
 
     Raises:
         ValueError: nothing is left.
@@ -32,4 +34,9 @@ def retry_spec(spec: JobSpec, version: int, weights: BlobRef) -> JobSpec:
         steps=left,
         model=replace(spec.model, init=weights),
         outer=replace(spec.outer, ramp=0),
+        rounds=replace(
+            spec.rounds,
+            codec_up=schedule_from(spec.rounds.codec_up, version),
+            codec_down=schedule_from(spec.rounds.codec_down, version),
+        ),
     )

@@ -43,7 +43,8 @@ class Seen:
 class Kept:
     """What is kept on disk: bytes by month (``2026-11``), how fast each direction was, and the
     largest blob that was sent. ``month_bytes`` is the owner's limit (0: none), ``why`` the reason
-    that no tasks are taken for it."""
+    that no tasks are taken for it. ``up_mbps`` and ``down_mbps`` are the owner's limits of the line
+    (0: none)."""
 
     months: Mapping[str, int] = field(default_factory=dict)
     up: Seen = Seen()
@@ -51,3 +52,5 @@ class Kept:
     largest_up: int = 0
     month_bytes: int = 0
     why: str = ""
+    up_mbps: float = 0.0
+    down_mbps: float = 0.0

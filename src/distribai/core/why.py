@@ -67,9 +67,11 @@ CODES: Mapping[str, str] = {
     "banned": "The node's key is shut out.",
     "drain": "The node finishes what it has and leaves.",
     "member": "The node's part of the round is done, or was given away.",
+    "resting": "A task failed on the node, and no other can take it: it rests a while.",
     "late": "The round was opened without the node, which gets a share of the rest, or waits.",
     "declined": "The node has just declined a task, and is left alone for a while.",
     "idle": "There is no work.",
+    "http": "The node has its stream, but its blobs do not come through over HTTP.",
 }
 """Every code of a reason, with what it means; the docs print it."""
 
@@ -166,6 +168,25 @@ def obstacles(
         text = f"It is paused: {rests.rstrip('.') or 'its owner wants no work for now'}."
         found.append(Reason("paused", text))
     return tuple(found)
+
+
+def no_blobs(trouble: str) -> tuple[Reason, ...]:
+    """That a node which has its stream gets no blobs, if it says so (``Machine.trouble``)."""
+    if not trouble:
+        return ()
+    text = (
+        "It reaches the grid's stream, but its blobs do not come through over HTTP, so its tasks "
+        f"wait or fail: {trouble.rstrip('.')}."
+    )
+    return (Reason("http", text, REACH_HTTP),)
+
+
+REACH_HTTP = (
+    "The join link has an address of its own for HTTP: see that firewalls and proxies let that "
+    "machine through to it. If it is the wrong one, the operator sets orchestrator.public_http and "
+    "gives the new link."
+)
+"""What to do about a node whose blobs do not come through."""
 
 
 def misfit(probe: QueuedTask, devices: Sequence[FreeDevice], now: float) -> str:

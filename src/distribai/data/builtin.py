@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from distribai.core.datasets import check_built_in
 from distribai.data.formats import Piece
 from distribai.errors import InvalidData
 
@@ -38,34 +39,14 @@ _LEFT_OUT: Final = frozenset(
 _LEFT_OUT_PREFIXES: Final = ("config-", "_sysconfigdata", "__phello__")
 
 
-def names() -> tuple[str, ...]:
-    """All built-in data sets."""
-    return tuple(sorted(_SETS))
-
-
-def check(name: str) -> None:
-    """Refuse a data set that is not built in.
-
-    Raises:
-        InvalidData: ``data.missing``.
-    """
-    if name not in _SETS:
-        raise InvalidData(
-            "data.missing",
-            f"There is no built-in data set {name!r}.",
-            f"Built in: {', '.join(names())}. Files of your own go into `data.files`.",
-            field="data.source",
-        )
-
-
 def documents(name: str) -> Iterator[Piece]:
     """The documents of a built-in data set.
 
     Raises:
         InvalidData: ``data.missing``; no such data set, or this Python does not carry it.
     """
-    check(name)
-    return _SETS[name]()
+    check_built_in(name)
+    return SETS[name]()
 
 
 def stdlib_paths(root: Path) -> list[Path]:
@@ -114,4 +95,5 @@ def read_modules(root: Path, max_bytes: int = STDLIB_MAX_BYTES) -> Iterator[Piec
         )
 
 
-_SETS: Final[Mapping[str, Callable[[], Iterator[Piece]]]] = {"stdlib": _stdlib}
+SETS: Final[Mapping[str, Callable[[], Iterator[Piece]]]] = {"stdlib": _stdlib}
+"""What reads each built-in data set."""

@@ -121,6 +121,7 @@ class Meter:
             link_up_mbps=link.up_mbps,
             month_bytes=link.month_bytes,
             month_left=link.month_left,
+            trouble=link.trouble,
         )
 
     async def run(self) -> None:

@@ -51,7 +51,8 @@ log = structlog.get_logger("distribai.node")
 _TIMEOUT = httpx.Timeout(60.0, connect=15.0)
 
 TELL_EVERY = 4
-"""Failures in a row after which the owner is told, each time: some ten seconds without a byte."""
+"""Failures in a row after which the owner and the grid are told, each time: some ten seconds
+without a byte."""
 
 
 class BlobClient:
@@ -360,7 +361,9 @@ class BlobClient:
         while True:
             before = moved()
             try:
-                return await once()
+                await once()
+                self.traffic.stuck("")
+                return
             except (Passing, Unavailable, httpx.TransportError) as problem:
                 failures = 1 if moved() > before else failures + 1
                 if failures >= attempts:
@@ -372,12 +375,15 @@ class BlobClient:
                         "address for http is the right one.",
                     ) from problem
                 if failures % TELL_EVERY == 0:
+                    why = str(problem) or type(problem).__name__
+                    self.traffic.stuck(f"the {what} of a blob at {self._base_url} fails: {why}")
                     log.warning(
                         f"the {what} of a blob does not get on",
                         address=self._base_url,
                         failures=failures,
-                        why=str(problem) or type(problem).__name__,
-                        hint="Is the join link's address for http the right one, and reachable?",
+                        why=why,
+                        hint="Is the join link's address for http the right one, and reachable? A "
+                        "fresh link takes the place of the one that is kept: node start --join.",
                     )
                 if failures == 1:
                     waits = full_jitter(self._rng)

@@ -20,7 +20,7 @@ from distribai import durable, wishes
 from distribai.core.child import Checkpoints
 from distribai.core.devices import Machine
 from distribai.core.states import Intent
-from distribai.errors import UsageError
+from distribai.errors import DistribAIError, UsageError
 from distribai.node import identity
 from distribai.node.benchmark import Meter, worth_telling
 from distribai.node.blobs import BlobClient, Fetcher
@@ -48,6 +48,9 @@ log = structlog.get_logger("distribai.node")
 
 JOIN_FILE = "join"
 """Where a node that was taken keeps its join link, without the invite that it needs no more."""
+
+STALE_LINK = frozenset({"node.link", "node.invite", "grid.ca"})
+"""What ends a node whose join link is not, or no longer, its grid's."""
 
 BLOBS_TOLD = 1000
 """Cached blobs that registering mentions, most recent first."""
@@ -119,6 +122,10 @@ class Daemon:
                 await self._worker.start(self._settings.device, threads(self._settings.threads))
                 self._meter = self._new_meter(state)
                 await self._until_left()
+            except DistribAIError as problem:
+                if problem.code in STALE_LINK and not self._settings.join:
+                    problem.hint = f"{problem.hint} {_kept_hint(self._settings)}".lstrip()
+                raise
             finally:
                 await self._worker.close()
                 await self._blobs.close()
@@ -339,12 +346,26 @@ def join_link(settings: NodeSettings) -> JoinLink:
     if settings.join:
         return joinlink.parse(settings.join)
     if kept.is_file():
-        return joinlink.parse(kept.read_text(encoding="utf-8", errors="replace"))
+        try:
+            return joinlink.parse(kept.read_text(encoding="utf-8", errors="replace"))
+        except UsageError as problem:
+            problem.hint = _kept_hint(settings)
+            raise
     raise UsageError(
         "node.join",
         "This node has not joined a grid yet.",
         "Give it the link that `distribai orchestrator start` printed: --join LINK",
         field="join",
+    )
+
+
+def _kept_hint(settings: NodeSettings) -> str:
+    """What to do when the link that was kept is no good: a node keeps the one it was taken with
+    until it is given another."""
+    return (
+        f"This node used the link that it keeps in {settings.state_dir / JOIN_FILE}. Start it once "
+        f"with a fresh one, which takes its place: distribai node start --state-dir "
+        f'{settings.state_dir} --join "LINK". Key, cache and tasks in hand stay.'
     )
 
 

@@ -61,7 +61,7 @@ class Lane:
         """Bytes to send at a time."""
         if rate:
             self.chunk = int(min(MOST_CHUNK, max(LEAST_CHUNK, rate * SMOOTH_S)))
-        self._limit = limit_mbps
+        self.limit_mbps = limit_mbps
         self._flow = Flow(Rate(rate, float(self.chunk)))
         self._clock = clock
         self._at_work = self._moved = 0
@@ -73,7 +73,7 @@ class Lane:
     @property
     def mbps(self) -> float:
         """10^6 bits a second that it brings; 0: not known."""
-        return min(self.seen.mbps, self._limit) if self._limit else self.seen.mbps
+        return min(self.seen.mbps, self.limit_mbps) if self.limit_mbps else self.seen.mbps
 
     @contextmanager
     def transfer(self, size: int) -> Iterator[Transfer]:
@@ -129,7 +129,8 @@ class Traffic:
         month_bytes: what a month may take, both directions; 0: no limit.
         stream: bytes of messages since the daemon started, both directions. They go on when the
             month is used up, else nobody would hear why.
-        changed: called when :meth:`why_not` has something new to say.
+        changed: called when :meth:`why_not` has something new to say, or :meth:`stuck` was told
+            something new.
         wall: seconds since 1970.
     """
 
@@ -156,6 +157,7 @@ class Traffic:
         self._counted = self._wanted = 0
         self._largest_up = kept.largest_up
         self._told = False
+        self._trouble = ""
         self.up = Lane(up_mbps, clock, kept.up)
         self.down = Lane(down_mbps, clock, kept.down)
 
@@ -225,7 +227,15 @@ class Traffic:
             up_mbps=self.up.mbps,
             month_bytes=self._budget,
             month_left=0 if left is None else left,
+            trouble=self._trouble,
         )
+
+    def stuck(self, why: str) -> None:
+        """Blobs do not come through, and the grid shall hear why; an empty reason: they do again.
+        The first reason stands until then."""
+        if bool(why) != bool(self._trouble):
+            self._trouble = why
+            self._changed()
 
     async def run(self) -> None:
         """Notice a new month, and keep what was counted; never returns."""
@@ -273,6 +283,8 @@ class Traffic:
             self._largest_up,
             self._budget,
             self.why_not(),
+            self.up.limit_mbps,
+            self.down.limit_mbps,
         )
 
     def _write(self, kept: Kept) -> None:

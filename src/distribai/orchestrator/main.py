@@ -58,7 +58,8 @@ class Orchestrator:
     is the HTTP interface as this machine reaches it, ``public_url`` as others do, ``ca_pem`` the CA
     that vouches for it (empty without TLS, or where the system's authorities do; ``new_ca`` begins
     with another one),
-    ``join_link`` is what contributors paste, ``operator_token`` is the operator's first key, and
+    ``join_link`` is what contributors paste (``join_note`` what is wrong with it, mostly nothing),
+    ``operator_token`` is the operator's first key, and
     ``operator_login`` a one-time login for another machine, both at the grid's first start and
     until :meth:`told`; empty at every later one.
     """
@@ -72,6 +73,7 @@ class Orchestrator:
         self.public_url = ""
         self.ca_pem = ""
         self.join_link = ""
+        self.join_note = ""
         self.operator_token = ""
         self.operator_login = ""
         self.grid: Grid
@@ -84,7 +86,8 @@ class Orchestrator:
         Raises:
             UsageError: ``config.invalid``: settings that contradict each other, an impossible
                 database URL, a certificate that cannot be used.
-            Conflict: ``grid.locked``, ``grid.port``, ``grid.schema`` or ``grid.keys``.
+            Conflict: ``grid.locked``, ``grid.port``, ``grid.schema``, ``grid.moved`` or
+                ``grid.keys``.
             Unavailable: ``grid.database`` or ``blob.store``.
         """
         addresses.check(self.settings)
@@ -137,6 +140,7 @@ class Orchestrator:
             self._stack.callback(lock.release)
         self._stack.push_async_callback(db.close)
         await migrate(db)
+        await places.check_here(db)
         shutil.rmtree(state / "scratch", ignore_errors=True)
         blobs = BlobStore.open(
             self.settings.blob_place,
@@ -148,7 +152,7 @@ class Orchestrator:
         self.operator_token = await keys.ensure_operator_key(db, state, os.urandom)
         if self.operator_token:
             self.operator_login = await keys.new_operator_login(db, os.urandom)
-        invite = await tokens.ensure_invite(db, state, os.urandom)
+        invite = await self._invite(db)
         self.grid = Grid(
             db=db,
             blobs=blobs,
@@ -166,6 +170,16 @@ class Orchestrator:
             log.warning("webhook.key", problem=why, hint="Copy webhooks.key from another replica.")
         await liveness.after_start(self.grid)
         self._stack.push_async_callback(self._leave)
+        return invite
+
+    async def _invite(self, db: Database) -> str:
+        """The text of the standing invite; empty where another replica has it."""
+        keys, state = self.settings.keys, self.settings.state_dir
+        try:
+            invite = await tokens.ensure_invite(db, state, os.urandom, keys)
+        except OSError as problem:
+            raise keys_unreadable(Path(keys) if keys else state, problem) from problem
+        self.join_note = "" if invite else tokens.NO_INVITE
         return invite
 
     async def _certificate(self) -> ServerTls | None:

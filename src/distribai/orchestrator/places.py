@@ -1,4 +1,4 @@
-"""Whether database and blob store belong together."""
+"""Whether database and blob store belong together, and whether the grid is still here."""
 
 from __future__ import annotations
 
@@ -9,12 +9,47 @@ import structlog
 from distribai.errors import Conflict, Unavailable
 from distribai.store.blobs import BlobStore
 from distribai.store.engine import Database
-from distribai.store.statements import records
+from distribai.store.statements import fleet, records
 
 log = structlog.get_logger(__name__)
 
 LOOKED_AT = 20
 """Latest blobs of which one must be there. A single one may be lost: its job says so."""
+
+
+MOVED = "moved_to"
+"""The fact that says where a grid went (``store.drivers.shown``): this database is its past."""
+
+
+async def moved_to(db: Database) -> str | None:
+    """Where the grid of this database went; None: it is here."""
+    async with db.read() as tx:
+        return await fleet.fact(tx, MOVED)
+
+
+async def check_here(db: Database) -> None:
+    """Refuse a database from which the grid was moved away: two grids would go on from one past,
+    and every node belongs to both.
+
+    Raises:
+        Conflict: ``grid.moved``.
+        Unavailable: ``grid.database``.
+    """
+    if there := await moved_to(db):
+        raise gone(there)
+
+
+def gone(there: str) -> Conflict:
+    """The grid was moved to ``there``."""
+    return Conflict(
+        "grid.moved",
+        f"This grid was moved to {there}; what is here is its past.",
+        "Give that place as --db (and its --blobs and --state-dir). If the move was interrupted, "
+        "run the same `grid migrate` again. To go on from here all the same, and lose what was "
+        "done there since: make sure that no orchestrator starts there, then `distribai grid "
+        "migrate --undo`.",
+        field="db",
+    )
 
 
 async def check_blobs(db: Database, blobs: BlobStore, place: str | Path) -> None:

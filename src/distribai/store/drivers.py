@@ -50,6 +50,16 @@ def driver_url(url: str) -> URL:
     return parsed
 
 
+def shown(url: str) -> str:
+    """A database's URL as it may be shown and written down: ``***`` for a password, nothing of one
+    in its query, and the whole path of a file."""
+    parsed = make_url(url)
+    parsed = parsed.set(query={k: v for k, v in parsed.query.items() if "pass" not in k})
+    if parsed.get_backend_name() == "sqlite" and parsed.database:
+        parsed = parsed.set(database=str(Path(parsed.database).absolute()))
+    return parsed.render_as_string(hide_password=True)
+
+
 def check_directory(url: URL) -> None:
     """Refuse an SQLite file whose directory is not there.
 

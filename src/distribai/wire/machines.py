@@ -10,6 +10,9 @@ from distribai.core.text import clean
 from distribai.wire.convert import MAX_BIG, MAX_INT, MAX_NAME, MAX_NAMES, at_most, malformed
 from distribai.wire.v1 import distribai_pb2 as pb
 
+MAX_TROUBLE = 500
+"""Characters of a node's words that are kept."""
+
 
 def machine_to_wire(machine: Machine | None) -> pb.Machine | None:
     """What was measured, or None, which protobuf leaves out."""
@@ -29,6 +32,7 @@ def machine_to_wire(machine: Machine | None) -> pb.Machine | None:
         link_up_mbps=machine.link_up_mbps,
         month_bytes=machine.month_bytes,
         month_left=machine.month_left,
+        trouble=machine.trouble,
     )
 
 
@@ -60,6 +64,7 @@ def machine_from_wire(message: pb.Machine) -> Machine:
         link_up_mbps=_rate(message.link_up_mbps),
         month_bytes=message.month_bytes,
         month_left=message.month_left,
+        trouble=clean(message.trouble, MAX_TROUBLE, lines=False),
     )
 
 

@@ -17,9 +17,10 @@ directory stays one, and a directory without it holds none.
 
 from distribai.orchestrator.backup.format import BackupManifest, Progress, Told
 from distribai.orchestrator.backup.loading import Restored, check_backup, restore
-from distribai.orchestrator.backup.moving import Moved, move, survey
+from distribai.orchestrator.backup.moving import Moved, move, survey, undo
 from distribai.orchestrator.backup.saving import Saved, back_up
 from distribai.orchestrator.backup.upgrading import upgrade_schema
+from distribai.store.drivers import shown
 
 __all__ = [
     "BackupManifest",
@@ -32,6 +33,8 @@ __all__ = [
     "check_backup",
     "move",
     "restore",
+    "shown",
     "survey",
+    "undo",
     "upgrade_schema",
 ]

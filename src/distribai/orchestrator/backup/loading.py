@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -36,6 +36,7 @@ from distribai.orchestrator.backup.format import (
     tables_of,
     upgrade,
 )
+from distribai.orchestrator.places import MOVED
 from distribai.sections import OrchestratorSettings
 from distribai.store import outbox
 from distribai.store.blobs import BlobStore
@@ -113,9 +114,16 @@ async def restore(
     return Restored(manifest, count, copied)
 
 
-async def fill(db: Database, layout: Layout, manifest: BackupManifest, told: Told) -> int:
+async def fill(
+    db: Database,
+    layout: Layout,
+    manifest: BackupManifest,
+    told: Told,
+    before_commit: Callable[[], Awaitable[None]] | None = None,
+) -> int:
     """Make an empty database the grid's, in one transaction; how many rows it got. Each table must
-    end up with as many as the backup has.
+    end up with as many as the backup has. ``before_commit`` is called when nothing is left to do
+    but to commit.
 
     Raises:
         Conflict: ``grid.not_empty``.
@@ -130,6 +138,8 @@ async def fill(db: Database, layout: Layout, manifest: BackupManifest, told: Tol
             await check_empty(tx, tables_of(manifest.revision))
             count = await _insert(tx, layout, manifest, told)
             await _settle(tx, manifest)
+            if before_commit is not None:
+                await before_commit()
     except DBAPIError as problem:
         first = str(problem.orig).splitlines()[0]
         raise damaged(layout.snapshots / manifest.snapshot, first) from problem
@@ -204,8 +214,9 @@ def check_files(state_dir: Path, layout: Layout, snapshot: str, names: Collectio
 def _not_empty(why: str) -> Conflict:
     return Conflict(
         "grid.not_empty",
-        f"A backup is restored only where no grid is, and here is one: {why}.",
-        "Give another --state-dir (and --db), or move the old grid away first.",
+        f"A grid is restored or moved only to where none is, and there is one: {why}.",
+        "Give another --state-dir and --db (to move: --to-state-dir and --to-db), or put what is "
+        "there away first.",
     )
 
 
@@ -302,6 +313,7 @@ async def _settle(tx: Tx, manifest: BackupManifest) -> None:
         for table in metadata.tables.values():
             await _set_sequence(tx, table)
     await outbox.restored(tx)
+    await fleet.drop_fact(tx, MOVED)  # wherever the rows come from, the grid is here now
     await fleet.end_sessions(tx, None)
     await tx.run(update(duties).values(lease_until=0.0))  # over, whatever the clock here says
     # As if time had stood still: whoever still has a task in hand has as long for it as before.

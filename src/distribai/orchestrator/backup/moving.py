@@ -6,9 +6,12 @@ snapshot go through files of the new state directory, the blobs straight from st
     old database --rows--> <new state directory>/restoring --rows--> new database, last of all
     old blobs -----------------------blobs-------------------------> new blobs, read back and hashed
 
-Nothing is written to the old grid. The new database gets its rows in one transaction when every
-blob has been found whole in its new place: until then no grid is there, so that whatever interrupts
-it, the same command can be run again, and goes on with the blobs that are missing.
+The new database gets its rows in one transaction when every blob has been found whole in its new
+place: until then no grid is there, so that whatever interrupts it, the same command can be run
+again, and goes on with the blobs that are missing. One thing is written to the old database, right
+before that transaction is committed: where its grid goes. From then on no orchestrator starts on it
+(``places.check_here``): killed between the two commits the grid is nowhere rather than twice, and
+the same command, run again, brings it to the same place.
 """
 
 from __future__ import annotations
@@ -18,9 +21,11 @@ import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from distribai.errors import Integrity, UsageError
+from distribai.errors import Conflict, Integrity, UsageError
+from distribai.orchestrator import places
 from distribai.orchestrator.backup.copying import (
     NO_LIMIT,
     Copied,
@@ -28,7 +33,7 @@ from distribai.orchestrator.backup.copying import (
     find_damaged,
 )
 from distribai.orchestrator.backup.existing import check_resting, closed, existing
-from distribai.orchestrator.backup.format import BackupManifest, Layout, Told
+from distribai.orchestrator.backup.format import BackupManifest, Layout, Told, table_names
 from distribai.orchestrator.backup.loading import (
     check_empty,
     check_files,
@@ -48,8 +53,10 @@ from distribai.orchestrator.backup.saving import (
 )
 from distribai.sections import OrchestratorSettings
 from distribai.store.blobs import BlobStore
+from distribai.store.drivers import shown
 from distribai.store.engine import Database
-from distribai.store.tables import metadata
+from distribai.store.statements import fleet
+from distribai.store.tables import meta, metadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +92,7 @@ async def move(
         UsageError: ``usage.invalid``: the target is the source.
         NotFound: ``grid.missing``: there is no grid at the source.
         Conflict: ``grid.locked``: an orchestrator runs on it; ``grid.not_empty``: there is a grid
-            at the target already; ``grid.schema``.
+            at the target already; ``grid.moved``: it has moved before; ``grid.schema``.
         Integrity: ``grid.damaged``: the grid has lost blobs, or the new store holds other bytes
             under the name of one.
         Unavailable: ``grid.database``, ``blob.store`` or ``io.file``.
@@ -98,6 +105,7 @@ async def move(
     async with existing(source) as old, AsyncExitStack() as stack:
         stack.enter_context(closed(old))
         await check_resting(old)
+        await _check_here(old, target)
         stack.enter_context(writing_in(target.state_dir))
         new = None if same_database else await stack.enter_async_context(empty_place(target))
         layout = Layout(stack.enter_context(staging_in(target.state_dir)))
@@ -110,7 +118,8 @@ async def move(
             put_files(target.state_dir, layout, manifest)
         if new is not None:
             await check_resting(old)  # nor has one begun meanwhile
-            rows = await fill(new, layout, manifest, told)
+            leave = partial(_leave, old, shown(target.database_url))
+            rows = await fill(new, layout, manifest, told, before_commit=leave)
         return Moved(manifest, rows, copied)
 
 
@@ -124,20 +133,88 @@ async def survey(
         UsageError, NotFound, Conflict, Unavailable: as :func:`move`.
     """
     _check_differ(source, target)
-    if target.database_url != source.database_url and not _is_new_file(target):
-        new = Database(target.database_url)
-        try:
-            async with new.read() as tx:
-                await check_empty(tx, metadata.tables.keys())
-        finally:
-            await new.close()
     async with existing(source) as old:
+        await _check_here(old, target)
+        if target.database_url != source.database_url:
+            await _check_target_empty(target)
         with tempfile.TemporaryDirectory(prefix="distribai-") as directory:
             work = Path(directory)
             snapshot, named = await dump(old, Layout(work), "check", told)
             blobs = BlobStore.open(source.blob_place, work / "source", max_bytes=NO_LIMIT)
             wanted = await wanted_of(blobs, named)
             return describe(Layout(work), "check", snapshot, wanted, Copied(), {})
+
+
+async def undo(source: OrchestratorSettings) -> str:
+    """Let orchestrators start again on a database from which the grid was moved away; where to.
+
+    Raises:
+        UsageError: ``usage.invalid``: it was not.
+        NotFound: ``grid.missing``.
+        Conflict: ``grid.locked``: an orchestrator is starting on it.
+        Unavailable: ``grid.database``.
+    """
+    async with existing(source) as db:
+        with closed(db):
+            there = await _moved_to(db)
+            if there is None:
+                raise UsageError(
+                    "usage.invalid",
+                    "This grid was not moved away, so there is nothing to undo.",
+                    "Give the --state-dir and --db that it had before it was moved.",
+                )
+            async with db.write() as tx:
+                await fleet.drop_fact(tx, places.MOVED)
+            return there
+
+
+async def _moved_to(db: Database) -> str | None:
+    """Where the grid went; None also where the database has no tables, which others complain of."""
+    async with db.read() as tx:
+        if meta.name not in await tx.conn.run_sync(table_names):
+            return None
+    return await places.moved_to(db)
+
+
+async def _leave(old: Database, there: str) -> None:
+    async with old.write() as tx:
+        await fleet.set_fact(tx, places.MOVED, there)
+
+
+async def _check_here(old: Database, target: OrchestratorSettings) -> None:
+    """Refuse a grid that has moved already. A move that died between its two commits is finished by
+    another one to the same place.
+
+    Raises:
+        Conflict: ``grid.moved``.
+        Unavailable: ``grid.database``.
+    """
+    there = await _moved_to(old)
+    if there is None:
+        return
+    if there != shown(target.database_url):
+        raise places.gone(there)
+    try:
+        await _check_target_empty(target)
+    except Conflict as problem:
+        raise places.gone(there) from problem
+
+
+async def _check_target_empty(target: OrchestratorSettings) -> None:
+    """Look whether a grid could be moved to the target's database; makes no file.
+
+    Raises:
+        Conflict: ``grid.not_empty``.
+        Unavailable: ``grid.database``.
+    """
+    if _is_new_file(target):
+        return
+    new = Database(target.database_url)
+    try:
+        async with new.read() as tx:
+            await check_empty(tx, metadata.tables.keys())
+    finally:
+        await new.close()
 
 
 def _is_new_file(target: OrchestratorSettings) -> bool:

@@ -17,6 +17,9 @@ from distribai.orchestrator.webhooks.duties import stranded
 from distribai.store.engine import AnyRow
 from distribai.store.statements import fleet, jobs, watching, work
 
+MOST_NAMED = 5
+"""Nodes in trouble that a problem names."""
+
 LIVELINESS = [Liveness.ONLINE.value, Liveness.DEGRADED.value, Liveness.OFFLINE.value]
 
 
@@ -105,6 +108,7 @@ async def summary(grid: Grid, organizations: frozenset[str] | None = None) -> Gr
     online = sum(n.liveness == Liveness.ONLINE for n in nodes)
     problems = await _problems(grid, by_state, len(nodes), online)
     problems += tuple(replicas.trouble(here))
+    problems += _without_blobs(nodes, named=organizations is None)
     return GridSummary(
         grid_id=grid.grid_id,
         mode=mode,
@@ -122,6 +126,29 @@ async def summary(grid: Grid, organizations: frozenset[str] | None = None) -> Gr
         tasks_leased=counts.get(TaskState.LEASED, 0),
         replicas=tuple(r.name for r in here if r.here),
     )
+
+
+def trouble_of(node: AnyRow) -> str:
+    """Why a node's blobs do not come through, as it said last; empty when they do."""
+    return str((node.machine or {}).get("trouble", ""))
+
+
+def _without_blobs(nodes: Sequence[AnyRow], named: bool) -> tuple[str, ...]:
+    """That nodes have their stream and get no blobs; ``named``: which, and the reason of one."""
+    stuck = [n for n in nodes if n.liveness == Liveness.ONLINE and trouble_of(n)]
+    if not stuck:
+        return ()
+    one = len(stuck) == 1
+    who = "1 node" if one else f"{len(stuck)} nodes"
+    told = (
+        f"{who} {'reaches' if one else 'reach'} the grid's stream, but blobs do not come through "
+        f"over HTTP, so {'its' if one else 'their'} tasks wait or fail"
+    )
+    if not named:
+        return (f"{told}.",)
+    names = ", ".join(f"{n.name} ({n.id[:13]})" for n in stuck[:MOST_NAMED])
+    more = f" and {len(stuck) - MOST_NAMED} more" if len(stuck) > MOST_NAMED else ""
+    return (f"{told}: {names}{more}. {trouble_of(stuck[0])}. `distribai nodes why` says more.",)
 
 
 async def _problems(

@@ -24,6 +24,21 @@ from distribai.store.statements import fleet
 SESSION_BYTES = 32
 INVITE_BYTES = 16
 
+INVITE_FILE = "invite"
+"""Where the text of the standing invite lies, readable by the orchestrator's user alone."""
+
+STANDING_INVITE = "standing_invite"
+"""The fact that names the invite of the join link that every start prints."""
+
+NO_INVITE = (
+    "The join link of this replica lets no new node in: the grid's invite was made by another "
+    "replica, and its text is in no file here. Take the link of that one, or copy its file "
+    "`invite`, or let --keys name a directory that all replicas share; or make an invite with "
+    "`distribai grid invite create`. If the text is lost: `distribai grid invite revoke` on it, "
+    "then the next start makes another."
+)
+"""What a replica says whose link has no invite."""
+
 BARRED = frozenset({Standing.QUARANTINED.value, Standing.BANNED.value})
 """Standings whose nodes get no work and move no bytes."""
 
@@ -63,16 +78,44 @@ def _node(node: AnyRow) -> Principal:
     return Principal("node", node.id)
 
 
-async def ensure_invite(db: Database, state_dir: Path, entropy: Entropy) -> str:
-    """The grid's standing invite, made when there is none; its file holds the text."""
-    path = state_dir / "invite"
+async def ensure_invite(db: Database, state_dir: Path, entropy: Entropy, keys: str = "") -> str:
+    """The grid's one standing invite, made when there is none; a file holds its text: in ``keys``,
+    the directory that all replicas have their keys from, if there is such. Empty where there is an
+    invite and its text is not here: another replica has it.
+
+    Raises:
+        OSError: the file cannot be read or written.
+    """
+    own = state_dir / INVITE_FILE
+    shared = Path(keys) / INVITE_FILE if keys else own
+    path = own if own.exists() and not shared.exists() else shared
     async with db.write() as tx:
-        invite = path.read_text(encoding="ascii").strip() if path.exists() else ""
-        if invite and await fleet.valid_invite(tx, hash_secret(invite)) is not None:
+        fresh = make_id("inv", entropy(RANDOM_BYTES))
+        invite, found = await _kept(tx, path)
+        # Replicas that start together wait for each other here.
+        await fleet.set_fact_once(tx, STANDING_INVITE, found or fresh)
+        standing = await fleet.locked_fact(tx, STANDING_INVITE)
+        assert standing is not None
+        if standing != fresh and not invite:
+            invite, _ = await _kept(tx, path)  # the other one has written it meanwhile
+            if not invite and await fleet.still_lets_in(tx, standing):
+                return ""
+        if invite:
             return invite
         await access.ensure_home(tx)
+        await fleet.set_fact(tx, STANDING_INVITE, fresh)
         invite = new_secret("", entropy, INVITE_BYTES)
         durable.write(path, f"{invite}\n".encode(), point="start.invite", mode=0o600)
-        invite_id = make_id("inv", entropy(RANDOM_BYTES))
-        await fleet.add_invite(tx, invite_id, hash_secret(invite))
+        await fleet.add_invite(tx, fresh, hash_secret(invite))
     return invite
+
+
+async def _kept(tx: Tx, path: Path) -> tuple[str, str]:
+    """Text and id of the invite in a file; empty when there is none, or it lets nobody in."""
+    text = _text(path)
+    found = await fleet.valid_invite(tx, hash_secret(text)) if text else None
+    return ("", "") if found is None else (text, found)
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="ascii").strip() if path.exists() else ""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import cast
 
-from distribai.core.states import JobState, RoundState, TaskState
-from distribai.core.why import Held, NodeWhy, Reason, cut, misfit, passed_over
+from distribai.core.states import JobState, Liveness, RoundState, TaskState
+from distribai.core.tasks import works_on
+from distribai.core.why import Held, NodeWhy, Reason, cut, misfit, no_blobs, passed_over
 from distribai.errors import Ambiguous, NotFound
 from distribai.orchestrator.context import Grid
+from distribai.orchestrator.fleet.queries import trouble_of
 from distribai.orchestrator.jobs import queries
 from distribai.orchestrator.jobs.why import as_free, obstacles_of, probe_of
 from distribai.orchestrator.records import EventRecord
@@ -19,8 +21,8 @@ from distribai.orchestrator.rounds.opening import (
     training_devices,
     waits_for,
 )
-from distribai.orchestrator.rounds.picture import look
-from distribai.orchestrator.rounds.tasks import spec_of
+from distribai.orchestrator.rounds.picture import Picture, look
+from distribai.orchestrator.rounds.tasks import failed_at, spec_of
 from distribai.store.engine import AnyRow, Tx
 from distribai.store.statements import jobs, watching, work
 
@@ -88,7 +90,8 @@ async def why_node(grid: Grid, node_id: str) -> NodeWhy:
             raise NotFound("node.unknown", f"There is no node {node_id[:80]}.")
         held = await work.tasks_in(tx, (TaskState.LEASED,), node_id=node_id)
         blocked = obstacles_of(node, tx.now)
-        reasons = blocked or await _reasons(grid, tx, node, held)
+        trouble = () if node.liveness == Liveness.OFFLINE else no_blobs(trouble_of(node))
+        reasons = (*trouble, *(blocked or await _reasons(grid, tx, node, held)))
     tasks = {t.device: t for t in held}
     return NodeWhy(
         id=node.id,
@@ -122,7 +125,10 @@ async def _reasons(grid: Grid, tx: Tx, node: AnyRow, held: Sequence[AnyRow]) -> 
     if not any(d.node_id == node.id for d in picture.free):
         text = "It has just declined a task: it is left alone for a while."
         return (Reason("declined", text),)
-    found = list(passed_over(picture.queued, picture.free, picture.now, node.id, picture.tags))
+    found = [
+        *_resting(picture, node.id),
+        *passed_over(picture.queued, picture.free, picture.now, node.id, picture.tags),
+    ]
     told = {r.job_id for r in found}
     open_jobs = await jobs.in_states(
         tx, (JobState.SUBMITTED, JobState.QUEUED, JobState.RUNNING, JobState.PAUSED)
@@ -136,6 +142,22 @@ async def _reasons(grid: Grid, tx: Tx, node: AnyRow, held: Sequence[AnyRow]) -> 
     if not found and not others:
         return (Reason("idle", "There is no work: no job is open."),)
     return (*found, *cut(others, "jobs"))
+
+
+def _resting(picture: Picture, node_id: str) -> Iterator[Reason]:
+    """The queued tasks that this node has failed, or let go again and again, and that nobody else
+    could take meanwhile."""
+    for task in picture.resting:
+        if node_id not in failed_at(task):
+            continue
+        why = next(c for c in reversed(task.causes) if c["node_id"] == node_id)
+        text = (
+            f"A task ({task.phase}, {works_on(task.phase, task.round)}) failed here "
+            f"({why['code']}: {str(why['reason']).rstrip('.')}), and no other node can take it. It "
+            "rests before it comes back here."
+        )
+        hint = f"`distribai job logs {task.job_id}` shows what the node said."
+        yield Reason("resting", text, hint, task.not_before, task.job_id, task.id)
 
 
 async def _of_job(

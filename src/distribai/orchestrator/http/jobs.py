@@ -22,7 +22,6 @@ from distribai.core.states import JobState
 from distribai.core.turns import LEAST_WEIGHT, MOST_WEIGHT
 from distribai.errors import InvalidSpec
 from distribai.orchestrator.context import Grid
-from distribai.orchestrator.fleet import queries as fleet
 from distribai.orchestrator.http.parameters import (
     After,
     Cursor,
@@ -116,22 +115,30 @@ async def plan(
     grid: GridOf,
     caller: Caller,
     nodes: Annotated[
-        int | None, Query(ge=1, le=10_000, description="Plan for so many; default: those online.")
+        int | None,
+        Query(
+            ge=1,
+            le=10_000,
+            description="Plan for so many; default: those that could take part now, at least "
+            "workers_min and at most workers_max.",
+        ),
     ] = None,
 ) -> answers.PlanAnswer:
     """Validates like a submission, and plans: rounds, tasks, parameters, memory, bytes; and how it
     would go on the machines that are here, who of them is too slow, what would go better."""
     spec = read_spec(body.spec)
     validate_spec(spec)
-    online = (await fleet.summary(grid)).nodes_online
-    taking_part = nodes or min(max(online, spec.workers_min), spec.workers_max)
+    found = await forecasting.plan_with(grid, spec, nodes)
+    taking_part = nodes or min(max(found.here, spec.workers_min), spec.workers_max)
     figures = plan_of(spec, parameter_count(spec), taking_part)
-    found, better = await forecasting.plan_with(grid, spec, nodes)
+    better = found.proposal
     better = replace(better, forecast=await sight.forecast_for(grid, caller, better.forecast))
     return answers.PlanAnswer(
         spec=spec,
         plan=to_plain(figures),
-        forecast=await sight.forecast_for(grid, caller, found),
+        here=found.here,
+        resting=found.resting,
+        forecast=await sight.forecast_for(grid, caller, found.forecast),
         proposal=better,
     )
 

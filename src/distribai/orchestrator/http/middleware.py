@@ -156,11 +156,9 @@ def _limit(receive: Receive) -> Receive:
         if message["type"] == "http.request":
             total += len(message.get("body", b""))
             if total > MAX_BODY:
-                raise HTTPException(
-                    413,
-                    f"The request's body is larger than {MAX_BODY} bytes.",
-                    {"Connection": "close"},
-                )
+                # The connection stays: closed with a body half read it would be reset, and the
+                # answer lost. What still comes is thrown away, for HEAD_S at most (`connections`).
+                raise HTTPException(413, f"The request's body is larger than {MAX_BODY} bytes.")
         return message
 
     return limited

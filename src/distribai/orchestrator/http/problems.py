@@ -29,6 +29,7 @@ MAX_ERRORS = 20
 """Wrong fields that one answer lists."""
 
 _HTTP_CODES = {404: "http.path", 405: "http.method", 413: "http.too_large"}
+_HINTS = {"http.too_large": "Send less at once. Large data goes up as a blob: POST /api/v1/blobs."}
 
 log = structlog.get_logger("distribai.http")
 
@@ -101,10 +102,21 @@ async def _on_invalid(request: Request, error: Exception) -> Response:
         422,
         "usage.invalid",
         f"{where}{first['message']}.",
-        "The fields of every request are described at /api/v1/openapi.json.",
+        _advice(str(error.errors()[0]["type"]), first["field"]),
         first["field"],
         errors=errors,
     )
+
+
+def _advice(kind: str, field: str) -> str:
+    """What to do about the first fault that was found in a request."""
+    if kind == "json_invalid" or not field:
+        return "Send a JSON object; what each request takes is at /api/v1/openapi.json."
+    if kind == "missing":
+        return f"Give {field} as well."
+    if kind == "extra_forbidden":
+        return f"Leave {field} out, or look how it is spelt: nothing here takes it."
+    return f"Give {field} another value; the message says which are possible."
 
 
 async def _on_http(request: Request, error: Exception) -> Response:
@@ -119,7 +131,7 @@ async def _on_http(request: Request, error: Exception) -> Response:
         error.status_code,
         code,
         details.get(code, str(error.detail)),
-        "What there is, is described at /api/v1/openapi.json.",
+        _HINTS.get(code, "What there is, is described at /api/v1/openapi.json."),
         headers=error.headers,
     )
 

@@ -424,7 +424,7 @@ def _wrong_state(job: AnyRow, verb: str) -> Conflict:
 def _instead(job: AnyRow, verb: str) -> str:
     """What may be done with the job instead, or why nothing may."""
     if job.state == JobState.SUBMITTED:
-        return f"Accept it first: distribai job accept {job.id}"
+        return f"An operator accepts it first: distribai job accept {job.id}"
     if is_terminal(JOB, JobState(job.state)):
         return f"It is {job.state} because: {job.reason}" if job.reason else "It has ended."
     if verb == "declined":

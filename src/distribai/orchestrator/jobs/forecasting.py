@@ -11,7 +11,7 @@ import itertools
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from distribai.core.forecast import Forecast, Known, Overhead, fastest, forecast, overhead_of
@@ -19,10 +19,10 @@ from distribai.core.needs import lacks
 from distribai.core.pace import FLOPS_PER_WEIGHT
 from distribai.core.phases import Measured, RoundTimes, TaskTimes, measure
 from distribai.core.plain import to_plain
-from distribai.core.plan import needs_of, parameter_count
+from distribai.core.plan import needs_of, parameter_count, task_memory_mb
 from distribai.core.proposal import Proposal, propose
 from distribai.core.spec import JobSpec
-from distribai.core.states import RoundState
+from distribai.core.states import Liveness, RoundState
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.rounds.opening import devices_of
 from distribai.orchestrator.rounds.tasks import spec_of
@@ -39,18 +39,33 @@ LIKE = 2.0
 """Jobs up to so many times larger or smaller have about the same overhead."""
 
 
-async def plan_with(
-    grid: Grid, spec: JobSpec, nodes: int | None = None
-) -> tuple[Forecast, Proposal]:
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What a spec would be like here, and better settings. ``here`` devices could take part now,
+    ``resting`` nodes are online and take no tasks: paused, leaving, or quarantined."""
+
+    forecast: Forecast
+    proposal: Proposal
+    here: int
+    resting: int
+
+
+async def plan_with(grid: Grid, spec: JobSpec, nodes: int | None = None) -> Outlook:
     """What a valid spec would be like here, and better settings; on exactly ``nodes`` devices if
     given."""
     async with grid.db.read() as tx:
-        machines = fastest(spec, await machines_for(tx, spec))
+        known = await machines_for(tx, spec)
+        able = {row.id for row in await fleet.able_nodes(tx)}
+        online = [n for n in await fleet.all_nodes(tx) if n.liveness == Liveness.ONLINE]
         overhead = await _overhead(tx, spec)
+    need = task_memory_mb(spec)
+    here = sum(not m.memory_mb or m.memory_mb >= need for m in known)
+    machines = fastest(spec, known)
     if nodes is not None:
         spec = replace(spec, workers_min=nodes, workers_max=nodes)
     found = forecast(spec, machines, overhead)
-    return found, await asyncio.to_thread(propose, spec, machines, overhead)
+    better = await asyncio.to_thread(propose, spec, machines, overhead)
+    return Outlook(found, better, here, sum(n.id not in able for n in online))
 
 
 async def forecast_for(tx: Tx, spec: JobSpec, figures: Mapping[str, Any]) -> Forecast:

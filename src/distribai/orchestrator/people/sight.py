@@ -17,6 +17,17 @@ OF_NODES = frozenset({"degraded", "session", "paused", "drain"})
 """Reasons that call a node by its name, which is its owner's to tell."""
 
 
+OPERATORS_ALONE = (
+    "distribai job accept",
+    "distribai nodes pardon",
+    "distribai nodes resume",
+)
+"""What only an operator can do, as advice names it."""
+
+ASK = "Ask the grid's operator: only an operator can change it."
+MORE_MACHINES = "More machines must join, or workers_min in the job's recipe be smaller."
+
+
 def sender(caller: Principal) -> str:
     """By whom an upload is found again: the account, whichever of its keys it uses, or the node."""
     return caller.node_id or caller.account_id
@@ -65,11 +76,12 @@ async def may_read(grid: Grid, caller: Principal, sha256: str, job_id: str = "")
 
 
 async def told_to(grid: Grid, caller: Principal, reasons: tuple[Reason, ...]) -> tuple[Reason, ...]:
-    """Reasons without what is not the caller's to know: of other organizations' jobs and of others'
-    nodes only what kind of reason it is, once."""
+    """Reasons without what is not the caller's to know, and with advice for the caller: of other
+    organizations' jobs and of others' nodes only what kind of reason it is, once."""
     organizations = caller.sees()
     if organizations is None:
         return reasons
+    reasons = tuple(_advised(r) for r in reasons)
     async with grid.db.read() as tx:
         ids = {r.job_id for r in reasons if r.job_id}
         own = await holdings.jobs_among(tx, ids, organizations)
@@ -87,6 +99,15 @@ async def forecast_for(grid: Grid, caller: Principal, found: Forecast) -> Foreca
         found,
         nodes=tuple(n if n.node_id in own else replace(n, node_id="") for n in found.nodes),
     )
+
+
+def _advised(reason: Reason) -> Reason:
+    """A reason with advice that others than operators can follow."""
+    if reason.code == "workers":
+        return replace(reason, hint=MORE_MACHINES)
+    if any(command in reason.hint for command in OPERATORS_ALONE):
+        return replace(reason, hint=ASK)
+    return reason
 
 
 def _plain(reason: Reason, own: set[str]) -> bool:

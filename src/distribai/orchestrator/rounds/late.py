@@ -90,6 +90,19 @@ async def kept_for_their_nodes(
     return frozenset(t.id for t in lost if (t.progress or {}).get("step", 0) >= possible)
 
 
+async def carried_over(tx: Tx, row: AnyRow) -> str:
+    """What a round merges beside the submissions that it waited for, as the end of its reason."""
+    taken = await work.submissions_of_round(tx, row.job_id, row.number, row.take)
+    late = sum(s.base_version != row.number for s in taken)
+    kept = sum(s.base_version == row.number and s.submitted_at < row.opened_at for s in taken)
+    told = ""
+    if late:
+        told += f"; besides, {late} of earlier rounds that came late"
+    if kept:
+        told += f"; besides, {kept} that the try before had accepted"
+    return told
+
+
 async def end_expired(tx: Tx, job: AnyRow) -> None:
     """After a round was closed: end the queued training tasks that nobody will bring any more."""
     for task in await work.tasks_in(tx, (TaskState.QUEUED,), job_id=job.id):

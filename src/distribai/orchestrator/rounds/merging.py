@@ -113,8 +113,11 @@ async def _decide(grid: Grid, row: AnyRow) -> bool:
                 await events.record(tx, "round.deadline", job_id=row.job_id, data=told)
                 grid.wake.set()
             return False
-        new = RoundState.CLOSING if decision.action == "merge" else RoundState.ABANDONED
-        await _freeze(tx, job, current, new, decision.reason)
+        if decision.action == "merge":
+            reason = decision.reason + await late.carried_over(tx, current)
+            await _freeze(tx, job, current, RoundState.CLOSING, reason)
+        else:
+            await _freeze(tx, job, current, RoundState.ABANDONED, decision.reason)
     return True
 
 

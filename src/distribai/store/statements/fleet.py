@@ -375,6 +375,13 @@ async def valid_invite(tx: Tx, secret_hash: str) -> str | None:
     return None if row is None else str(row.id)
 
 
+async def still_lets_in(tx: Tx, invite_id: str) -> bool:
+    """Whether the invite with this id still lets nodes in."""
+    return (
+        await tx.first(select(invites.c.id).where(_open(tx), invites.c.id == invite_id)) is not None
+    )
+
+
 async def use_invite(tx: Tx, secret_hash: str) -> AnyRow | None:
     """Take one use from an invite, if it counts them, and return its id, its account and whether
     it makes nodes trusted; None when it lets nobody in (any more). Two nodes at once do not both
@@ -388,8 +395,11 @@ async def use_invite(tx: Tx, secret_hash: str) -> AnyRow | None:
 
 
 def _lets_in(tx: Tx, secret_hash: str) -> ColumnElement[bool]:
+    return and_(invites.c.secret_hash == secret_hash, _open(tx))
+
+
+def _open(tx: Tx) -> ColumnElement[bool]:
     return and_(
-        invites.c.secret_hash == secret_hash,
         invites.c.revoked.is_(False),
         or_(invites.c.expires_at.is_(None), invites.c.expires_at > tx.now),
         or_(invites.c.uses_left.is_(None), invites.c.uses_left > 0),
@@ -402,6 +412,13 @@ def _lets_in(tx: Tx, secret_hash: str) -> ColumnElement[bool]:
 async def fact(tx: Tx, key: str) -> str | None:
     """A single fact of the grid."""
     found = await tx.scalar(select(meta.c.value).where(meta.c.key == key))
+    return None if found is None else str(found)
+
+
+async def locked_fact(tx: Tx, key: str) -> str | None:
+    """A single fact of the grid, which nobody else changes until the transaction ends."""
+    query = select(meta.c.value).where(meta.c.key == key).with_for_update()
+    found = await tx.scalar(query)
     return None if found is None else str(found)
 
 

@@ -276,7 +276,7 @@ async def submissions_of_round(tx: Tx, job_id: str, number: int, take: int) -> S
     """Accepted training work that is merged in a round, late work of earlier ones included, each
     with its task's slot."""
     return await tx.all(
-        select(submissions, tasks.c.slot, tasks.c.device)
+        select(submissions, tasks.c.slot, tasks.c.device, tasks.c.submitted_at)
         .join(tasks, tasks.c.id == submissions.c.task_id)
         .where(
             submissions.c.job_id == job_id,
