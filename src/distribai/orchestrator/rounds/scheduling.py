@@ -57,7 +57,7 @@ class Scheduler:
             self._ready.leased(row.node_id, row.device)
         for task in picture.hopeless:
             async with grid.db.write() as tx:
-                await jobs.lock(tx, task.job_id)
+                await jobs.hold(tx, task.job_id)
                 await tasks.end(
                     tx, task, TaskState.CANCELLED, "nobody could finish it before its round merges"
                 )
@@ -82,7 +82,7 @@ async def _lease(
     """Write the leases, and the accounts of those that came about; their rows."""
     by_id = {t.task_id: t for t in picture.queued}
     for job_id in sorted({by_id[m.task_id].job_id for m in matches}):
-        await jobs.lock(tx, job_id)
+        await jobs.hold(tx, job_id)
     wanted = []
     for found in matches:
         check(TASK, TaskState.QUEUED, TaskState.LEASED, f"Task {found.task_id}")
