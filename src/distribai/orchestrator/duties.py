@@ -25,7 +25,7 @@ from distribai.orchestrator.fleet.liveness import LEADER, flush, sweep, wait_for
 from distribai.orchestrator.fleet.standing import judge
 from distribai.orchestrator.hints import Hints
 from distribai.orchestrator.jobs.completion import complete_jobs
-from distribai.orchestrator.news import Box, Told, tells
+from distribai.orchestrator.news import Box, Changes, Told, tells
 from distribai.orchestrator.retention import collect
 from distribai.orchestrator.rounds.joining import join_rounds
 from distribai.orchestrator.rounds.merging import merge_all
@@ -175,8 +175,8 @@ class Duties:
         try:
             if await self._leases[LEADER].held():
                 # First: what a round needs is not given to a task that can wait.
-                changed = await self._open()
-                leased, given = await self._scheduler.schedule(changes)
+                changed, left = await self._open(changes)
+                leased, given = await self._scheduler.schedule(left)
                 changed |= leased
                 told.nodes |= given
             else:
@@ -188,21 +188,23 @@ class Duties:
             raise
         return changed
 
-    async def _open(self) -> bool:
+    async def _open(self, changes: Changes) -> tuple[bool, Changes]:
         """Open rounds and let idle devices join them, if there is news of rounds or nodes, and
-        every tick; whether anything changed."""
+        every tick; whether anything changed, and what of ``changes`` the scheduler has yet to
+        read."""
         box, now = self._boxes["rounds"], self.grid.clock()
-        changes = box.take()
-        if not changes and now - self._opened_at < self.grid.settings.liveness.tick_s:
-            return False
+        news = box.take()
+        if not news and now - self._opened_at < self.grid.settings.liveness.tick_s:
+            return False, changes
         try:
-            changed = await open_rounds(self.grid)
-            changed |= await join_rounds(self.grid)
+            await self._scheduler.refresh(changes)
+            changed = await open_rounds(self.grid, self._scheduler.ready)
+            changed |= await join_rounds(self.grid, self._scheduler.ready)
         except BaseException:
-            box.put_back(changes)
+            box.put_back(news)
             raise
         self._opened_at = now
-        return changed
+        return changed, Changes()
 
     async def control(self) -> bool:
         """Notice silence and harm, and complete jobs; whether anything changed."""
