@@ -168,8 +168,8 @@ async def open_rounds(grid: Grid, ready: Ready) -> bool:
                 queue.append(WaitingJob.of(job, last))
         tags, now = await turns.tags(tx), tx.now
     opened = False
-    for job in in_turn(queue, now, tags):
-        opened |= await _open(grid, job.key)
+    for waits in in_turn(queue, now, tags):
+        opened |= await _open(grid, waits.key)
     return opened
 
 
