@@ -132,7 +132,10 @@ async def test_reports_and_queued_tasks_are_the_duties_own_and_only_hinted_at(
     assert all_messages(sharing) == [world.grid.holder], "another replica judges"
 
 
-@pytest.mark.parametrize("message", ["another", "another\nwhat?", "another\n[[1]]", "another\n5"])
+@pytest.mark.parametrize(
+    "message",
+    ["another", "another\nwhat?", "another\n[[1]]", "another\n5", 'another\n[["a", 1, 2, "k"]]'],
+)
 async def test_what_cannot_be_read_is_a_hint(world: World, message: str) -> None:
     """An older replica tells its name alone, a newer one may tell what is not known yet."""
     hints, box = leading(world), await box_of(world)

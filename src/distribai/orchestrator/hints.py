@@ -98,7 +98,10 @@ class Hints:
 
     def _take(self, relayed: str) -> None:
         try:
-            rows = [((e, x, i), Told(*map(str, about))) for e, x, i, *about in json.loads(relayed)]
+            rows = [
+                ((int(epoch), int(xid), int(row_id)), Told(*map(str, about)))
+                for epoch, xid, row_id, *about in json.loads(relayed)
+            ]
         except (TypeError, ValueError):  # more than a message holds, or another version's
             self._hurry.set()
             return
