@@ -16,7 +16,10 @@ from contextlib import suppress
 import grpc.aio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from distribai.core.architectures import family
 from distribai.core.devices import Device
+from distribai.core.plain import to_plain
+from distribai.core.spec import DataSpec, JobSpec, ModelSpec
 from distribai.core.tasks import Outcome
 from distribai.node.clock import reconnecting
 from distribai.orchestrator.context import Grid
@@ -26,6 +29,9 @@ from distribai.wire.channel import RELIABLE, Channel
 from distribai.wire.options import CLIENT_OPTIONS
 from distribai.wire.v1 import distribai_pb2 as pb
 from distribai.wire.v1.distribai_pb2_grpc import NodeServiceStub
+
+ROUND = 2000
+"""Slots of a round, at most."""
 
 Told = Callable[[str, float], None]
 """Called with a task's id and the time of ``time.monotonic`` when its assignment arrives."""
@@ -224,6 +230,15 @@ class Connected:
                 await call.write(self._node.heartbeat())
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
                 return  # the reader notices
+
+
+def spec(workers: int = 1) -> JobSpec:
+    """The job whose tasks the crowd gets."""
+    config = to_plain(family("decoder_transformer").PROFILES["tiny"])
+    model = ModelSpec("decoder_transformer", config, "tiny")
+    return JobSpec(
+        "control", model, DataSpec(), steps=1, batch=1, workers_min=workers, workers_max=workers
+    )
 
 
 def channel(address: str) -> grpc.aio.Channel:

@@ -10,13 +10,14 @@ import subprocess
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import asyncpg
+import psutil
 from sqlalchemy import make_url
 
 from bench import _crowd
@@ -199,6 +200,24 @@ def empty(database: str) -> None:
         await connection.close()
 
     asyncio.run(again())
+
+
+def cpu_of(processes: Sequence[int], postgres: int | None = None) -> float:
+    """CPU seconds of the orchestrators and of PostgreSQL with all its children so far."""
+    total = 0.0
+    for pid in processes:
+        times = psutil.Process(pid).cpu_times()
+        total += times.user + times.system
+    if postgres is None:
+        return total
+    server = psutil.Process(postgres)
+    times = server.cpu_times()
+    total += times.user + times.system + times.children_user + times.children_system
+    for child in server.children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            times = child.cpu_times()
+            total += times.user + times.system
+    return total
 
 
 def in_child(work: Any, *arguments: Any) -> Any:

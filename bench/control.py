@@ -14,8 +14,9 @@ at once. So there is always idle capacity, and every figure is the orchestrator'
   beside that of a bare echo server on the same library.
 - **Storm.** Every one of these nodes holds a task when all connections break at the same moment:
   how long they are away, and how many tasks did not stay with their node under their attempt.
-- **Replicas.** Three orchestrator processes and their PostgreSQL against one, by assignments a CPU
-  second of all of them; then one of the three is killed: how long its nodes are away.
+- **Replicas.** Three orchestrator processes and their PostgreSQL against one, in turn, by
+  assignments a CPU second of all of them; once one of the three is killed: how long its nodes are
+  away.
 """
 
 from __future__ import annotations
@@ -23,40 +24,28 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
-import multiprocessing
 import shutil
 import signal
 import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import grpc.aio
-import psutil
 import structlog
 
-from bench import _crowd, _processes, common
+from bench import _crowd, _processes, _streams, common
 from bench._processes import BATCH, CAP_S
 from distribai.client import AsyncClient, calls
-from distribai.core.architectures import family
-from distribai.core.plain import to_plain
-from distribai.core.spec import DataSpec, JobSpec, ModelSpec
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.jobs.commands import accept_job, create_job, request_generation
 from distribai.orchestrator.main import Orchestrator
 from distribai.sections import OrchestratorSettings
 from distribai.store.statements import work
 from distribai.wire import joinlink
-from distribai.wire.options import SERVER_OPTIONS
-from distribai.wire.v1 import distribai_pb2 as pb
-from distribai.wire.v1.distribai_pb2_grpc import (
-    NodeServiceServicer,
-    add_NodeServiceServicer_to_server,
-)
 
 NAME = "control"
 HELP = "assignments, heartbeats, streams and replicas of the control plane"
@@ -64,10 +53,8 @@ HELP = "assignments, heartbeats, streams and replicas of the control plane"
 HEARTBEAT_S = 10.0
 WARM_UP = 20
 PAUSE_S = 0.01
-ROUND = 2000
-"""Slots of the round whose assignments are timed, at most."""
-
-KB = 1000.0
+PAIRS = 2
+"""Times that one replica and three are measured, in turn."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,6 +63,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--streams", type=int, default=2_000, help="real gRPC streams")
     parser.add_argument("--samples", type=int, default=500, help="assignments that are timed")
     parser.add_argument(
+        "--assignments", type=int, default=1500, help="of each measurement of replicas"
+    )
+    parser.add_argument(
         "--parts", nargs="+", choices=list(PARTS), default=list(PARTS), help="only these parts"
     )
 
@@ -83,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measure each part with processes of its own."""
     if args.quick:
-        args.nodes, args.streams, args.samples = 100, 120, 20
+        args.nodes, args.streams, args.samples, args.assignments = 100, 120, 20, 20
     root = Path(tempfile.mkdtemp(prefix="distribai-bench-"))
     found: dict[str, Any] = {}
     try:
@@ -102,6 +92,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             "nodes": args.nodes,
             "streams": args.streams,
             "samples": args.samples,
+            "assignments": args.assignments,
             "parts": args.parts,
             "quick": args.quick,
         },
@@ -143,7 +134,7 @@ async def _assign(root: Path, database: str, nodes: int, samples: int) -> dict[s
         await _processes.registered(crowd[-BATCH:])
     joined_s = time.monotonic() - began
 
-    job = await create_job(grid, _spec(), None, "bench")
+    job = await create_job(grid, _crowd.spec(), None, "bench")
     times: list[float] = []
     for _ in range(WARM_UP + samples):
         at = time.monotonic()
@@ -159,8 +150,8 @@ async def _assign(root: Path, database: str, nodes: int, samples: int) -> dict[s
     beating.cancel()
     quiet = await _core_share()
     beating = asyncio.create_task(_beat(crowd))
-    slots = min(nodes - 1, ROUND)
-    large = await create_job(grid, _spec(slots), None, "bench")
+    slots = min(nodes - 1, _crowd.ROUND)
+    large = await create_job(grid, _crowd.spec(slots), None, "bench")
     began = time.monotonic()
     await accept_job(grid, large, "bench")
     # The evaluation of version 0 is assigned as well.
@@ -227,130 +218,42 @@ async def _core_share() -> float:
     return (time.process_time() - cpu) / (time.monotonic() - began)
 
 
-# ------------------------------------------------------------------ streams
-
-
-def _streams(args: argparse.Namespace, root: Path, database: str, _pid: int) -> dict[str, Any]:
-    with (
-        _processes.replicas(root, database, 1) as (replica,),
-        _processes.Client([replica.grpc], replica.invite) as client,
-    ):
-        ours = _memory_by_stream(replica.process.pid, args.streams, client)
-        storm = _storm(args.streams, replica, client)
-    context = multiprocessing.get_context("spawn")
-    pipe, end = context.Pipe()
-    echo = context.Process(target=_echo_child, args=(end,), daemon=True)
-    echo.start()
-    try:
-        assert echo.pid is not None
-        address = pipe.recv()
-        with _processes.Client([address], "") as client:
-            bare = _memory_by_stream(echo.pid, args.streams, client)
-    finally:
-        echo.kill()
-        echo.join()
-    return {"kb_per_stream": ours, "kb_per_stream_echo": bare, **storm}
-
-
-def _memory_by_stream(pid: int, streams: int, client: _processes.Client) -> float:
-    """kB of resident memory of a server process by stream, its first fifty aside."""
-    client.connect(50)
-    before = _resident(pid)
-    client.connect(streams)
-    return (_resident(pid) - before) / KB / (streams - 50)
-
-
-def _storm(streams: int, replica: _processes.Replica, client: _processes.Client) -> dict[str, Any]:
-    """Break all connections while every node has a task."""
-    slots = min(streams, ROUND)
-    job = asyncio.run(_begin_round(replica, slots))
-    client.working(slots)
-    cpu = _cpu_of([replica.process.pid])
-    away = sorted(client.storm(streams))
-    return {
-        "storm_streams": len(away),
-        "storm_p50_s": statistics.median(away),
-        "storm_recovery_s": away[-1],
-        "storm_cpu_s": _cpu_of([replica.process.pid]) - cpu,
-        "storm_lost_tasks": asyncio.run(_lost(replica, job, slots)),
-    }
-
-
-async def _begin_round(replica: _processes.Replica, slots: int) -> str:
-    async with AsyncClient(replica.url, replica.token) as client:
-        job = (await client.send(calls.create_job(_spec(slots), "storm"))).id
-        await client.send(calls.accept(job))
-        return job
-
-
-async def _lost(replica: _processes.Replica, job: str, slots: int) -> int:
-    """Training tasks of a job that are not with a node under their first attempt."""
-    kept, cursor = 0, ""
-    async with AsyncClient(replica.url, replica.token) as client:
-        while True:
-            page = await client.send(calls.tasks(job, 200, cursor))
-            trained = [t for t in page.items if t.phase == "train"]
-            kept += sum(t.state == "leased" and t.attempt == 1 and not t.causes for t in trained)
-            cursor = page.next_cursor
-            if not cursor:
-                return slots - kept
-
-
-def _resident(pid: int) -> float:
-    time.sleep(2.0)  # what registering has left behind is written and freed
-    return float(psutil.Process(pid).memory_info().rss)
-
-
-def _echo_child(pipe: Connection) -> None:
-    asyncio.run(_echo(pipe))
-
-
-async def _echo(pipe: Connection) -> None:
-    """A server that does nothing but answer, on the same library and contract."""
-
-    class Echo(NodeServiceServicer):
-        async def Session(self, incoming: Any, _context: Any) -> Any:  # noqa: N802  # the contract's
-            yield pb.OrchestratorMessage(register_ack=pb.RegisterAck(session_id="x"))
-            async for message in incoming:
-                yield pb.OrchestratorMessage(ack=message.ack)
-
-    server = grpc.aio.server(options=list(SERVER_OPTIONS))
-    add_NodeServiceServicer_to_server(Echo(), server)  # type: ignore[no-untyped-call]
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    pipe.send(f"127.0.0.1:{port}")
-    await server.wait_for_termination()
-
-
 # ------------------------------------------------------------------ replicas
 
 
 def _three(args: argparse.Namespace, root: Path, database: str, pid: int) -> dict[str, Any]:
-    nodes, wanted = (30, 20) if args.quick else (300, 3000)
-    rates: dict[int, float] = {}
+    """Pairs of one replica and of three, in turn."""
+    nodes = 30 if args.quick else 300
+    rates: dict[int, list[float]] = {1: [], 3: []}
     away: list[float] = []
-    for count in (1, 3):
+    for index, count in enumerate((1, 3) * PAIRS):
         _processes.empty(database)
-        with _processes.replicas(root / str(count), database, count) as replicas:
+        with _processes.replicas(root / str(index), database, count) as replicas:
             addresses = [r.grpc for r in replicas]
             with _processes.Client(addresses, replicas[0].invite) as client:
                 client.connect(nodes)
-                processes = [r.process.pid for r in replicas]
-                asyncio.run(_ask(replicas, wanted // 4))  # warm
-                before = _cpu_of(processes, pid)
-                asyncio.run(_ask(replicas, wanted))
-                rates[count] = wanted / (_cpu_of(processes, pid) - before)
-                if count == 3:
+                rates[count].append(_rate(replicas, pid, args.assignments))
+                if count == 3 and not away:
                     replicas[-1].process.send_signal(signal.SIGKILL)
                     replicas[-1].process.wait()
                     away = client.away(nodes)
     return {
-        "replica_efficiency": rates[3] / rates[1],
+        "replica_efficiency": sum(rates[3]) / sum(rates[1]),
         "failover_p99_s": sorted(away)[round(0.99 * (len(away) - 1))],
         "failover_nodes": len(away),
-        "assignments_per_cpu_s": rates[1],
+        "assignments_per_cpu_s": statistics.mean(rates[1]),
         "_away_s": [round(a, 2) for a in away],
+        "_per_cpu_s": {str(count): [round(r, 2) for r in found] for count, found in rates.items()},
     }
+
+
+def _rate(replicas: Sequence[_processes.Replica], pid: int, wanted: int) -> float:
+    """Assignments by CPU second of all orchestrators and of PostgreSQL, once they are warm."""
+    processes = [r.process.pid for r in replicas]
+    asyncio.run(_ask(replicas, wanted // 4))
+    before = _processes.cpu_of(processes, pid)
+    asyncio.run(_ask(replicas, wanted))
+    return wanted / (_processes.cpu_of(processes, pid) - before)
 
 
 async def _ask(replicas: Sequence[_processes.Replica], wanted: int, at_once: int = 16) -> None:
@@ -361,7 +264,7 @@ async def _ask(replicas: Sequence[_processes.Replica], wanted: int, at_once: int
         ]
         jobs = [j.id for j in (await clients[0].send(calls.jobs())).items]
         if not jobs:
-            await clients[0].send(calls.create_job(_spec(), "bench"))
+            await clients[0].send(calls.create_job(_crowd.spec(), "bench"))
             jobs = [j.id for j in (await clients[0].send(calls.jobs())).items]
         job = jobs[0]
         left = iter(range(wanted))
@@ -371,32 +274,6 @@ async def _ask(replicas: Sequence[_processes.Replica], wanted: int, at_once: int
                 await clients[number % len(clients)].send(calls.generate(job, "x", max_tokens=1))
 
         await asyncio.gather(*(worker() for _ in range(at_once)))
-
-
-def _cpu_of(processes: Sequence[int], postgres: int | None = None) -> float:
-    """CPU seconds of the orchestrators and of PostgreSQL with all its children so far."""
-    total = 0.0
-    for pid in processes:
-        times = psutil.Process(pid).cpu_times()
-        total += times.user + times.system
-    if postgres is None:
-        return total
-    server = psutil.Process(postgres)
-    times = server.cpu_times()
-    total += times.user + times.system + times.children_user + times.children_system
-    for child in server.children(recursive=True):
-        with suppress(psutil.NoSuchProcess):
-            times = child.cpu_times()
-            total += times.user + times.system
-    return total
-
-
-def _spec(workers: int = 1) -> JobSpec:
-    config = to_plain(family("decoder_transformer").PROFILES["tiny"])
-    model = ModelSpec("decoder_transformer", config, "tiny")
-    return JobSpec(
-        NAME, model, DataSpec(), steps=1, batch=1, workers_min=workers, workers_max=workers
-    )
 
 
 async def _until_done(grid: Grid, job: str) -> None:
@@ -409,4 +286,4 @@ async def _until_done(grid: Grid, job: str) -> None:
             await asyncio.sleep(0.1)
 
 
-PARTS = {"assigning": _assigning, "streams": _streams, "replicas": _three}
+PARTS = {"assigning": _assigning, "streams": _streams.measure, "replicas": _three}

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+import tempfile
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from distribai.errors import Conflict
 from distribai.orchestrator.fleet import standing
@@ -18,6 +23,7 @@ from distribai.orchestrator.rounds.ready import Ready
 from distribai.store import outbox
 from distribai.store.outbox import Change
 from tests.orchestrator.harness import World
+from tests.store.databases import new_postgres, new_sqlite
 
 
 def everything(_row: object) -> bool:
@@ -132,7 +138,9 @@ def steps(world: World, rng: random.Random) -> list[Callable[[], Awaitable[objec
 
     async def join() -> None:
         if len(world.nodes) < 8:
-            await world.node(f"n{len(world.nodes)}", devices=rng.randint(1, 2))
+            index = len(world.nodes)  # the same walk has the same nodes
+            key = Ed25519PrivateKey.from_private_bytes(bytes([index + 1] * 32))
+            await world.node(f"n{index}", devices=rng.randint(1, 2), key=key)
 
     found: list[Callable[[], Awaitable[object]]] = [join, world.settle, world.settle, world.job]
     if any_node is None:
@@ -181,20 +189,40 @@ def steps(world: World, rng: random.Random) -> list[Callable[[], Awaitable[objec
     return [*found, order, judge, say, say, grow_silent, come_back, node.work, fail, cancel]
 
 
-@pytest.mark.parametrize("seed", range(6))
-async def test_news_keep_what_is_in_memory_as_the_database_has_it(
-    world: World, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rng = random.Random(seed)
-    ready, box = Ready(world.grid), world.grid.news.box(everything, of_nodes=True)
-    monkeypatch.setattr(ready_module, "PAGE", 3)
-    for _ in range(60):
-        await rng.choice(steps(world, rng))()
-        await same_as_read_anew(world, ready, box)
-        if rng.random() < 0.2:
-            async with world.grid.db.read() as tx:
-                await ready.read_page(tx)
-            await same_as_read_anew(world, ready, box)
+async def walk(url: str, rng: random.Random, count: int) -> None:
+    """So many random changes, after each of which memory and database must agree."""
+    with tempfile.TemporaryDirectory() as root, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ready_module, "PAGE", 3)
+        world = await World(Path(root), url or await new_sqlite(Path(root))).open()
+        ready, box = Ready(world.grid), world.grid.news.box(everything, of_nodes=True)
+        try:
+            for _ in range(count):
+                await rng.choice(steps(world, rng))()
+                await same_as_read_anew(world, ready, box)
+                if rng.random() < 0.2:
+                    async with world.grid.db.read() as tx:
+                        await ready.read_page(tx)
+                    await same_as_read_anew(world, ready, box)
+        finally:
+            await world.close()
+
+
+walks = given(rng=st.randoms(use_true_random=False), count=st.integers(1, 40))
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@walks
+def test_news_keep_what_is_in_memory_as_the_database_has_it(rng: random.Random, count: int) -> None:
+    asyncio.run(walk("", rng, count))
+
+
+@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
+@walks
+def test_news_keep_it_on_postgresql_too(postgres: str, rng: random.Random, count: int) -> None:
+    async def anew() -> None:
+        await walk(await new_postgres(postgres), rng, count)
+
+    asyncio.run(anew())
 
 
 async def test_pages_mend_what_the_news_have_missed(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 
 import structlog
@@ -23,8 +23,9 @@ from distribai.orchestrator.fleet import replicas
 from distribai.orchestrator.fleet.delivery import Delivery
 from distribai.orchestrator.fleet.liveness import LEADER, flush, sweep, wait_for_nodes
 from distribai.orchestrator.fleet.standing import judge
+from distribai.orchestrator.hints import Hints
 from distribai.orchestrator.jobs.completion import complete_jobs
-from distribai.orchestrator.news import Box
+from distribai.orchestrator.news import Box, Changes, Told, tells
 from distribai.orchestrator.retention import collect
 from distribai.orchestrator.rounds.joining import join_rounds
 from distribai.orchestrator.rounds.merging import merge_all
@@ -33,7 +34,6 @@ from distribai.orchestrator.rounds.scheduling import Scheduler
 from distribai.orchestrator.rounds.verifying import verify_all
 from distribai.orchestrator.webhooks.duties import Deliverer
 from distribai.store import leases
-from distribai.store.engine import AnyRow
 
 log = structlog.get_logger(__name__)
 
@@ -41,7 +41,7 @@ RENEW = 1 / 3
 """A duty's lease (``liveness.replica_s``) is prolonged when this share of it has passed."""
 
 ASK_S = 1.0
-"""A lease that another replica has is not asked for again for so long."""
+"""Seconds between two looks at what others hold: a lease that is another's is not asked for."""
 
 CLEAN_S = 900.0
 """Seconds between two looks for what nothing needs any more."""
@@ -54,13 +54,32 @@ CALM_S = 0.05
 meanwhile are dealt with together, and duties never take more than about half of a core."""
 
 NEWS_S = 0.015
-"""Seconds between two looks at the outbox at least: every replica pays for each."""
+"""Seconds between two looks at the outbox at least, for who holds a duty; who holds none is told
+what is in it (``orchestrator.hints``)."""
 
-HINT_S = 0.02
-"""Seconds between two hints to other replicas at least."""
+PROMPT = (LEADER, "verify", "merge")
+"""The duties whose holders read the outbox at every hint."""
 
 STOP_S = 5.0
 """Seconds that duties have to finish what they are at when the process stops."""
+
+
+@dataclass
+class Others:
+    """The duties that other replicas hold: one statement each :data:`ASK_S` tells of all."""
+
+    grid: Grid
+    _names: Collection[str] = frozenset()
+    _asked_at: float = -math.inf
+
+    async def hold(self, name: str) -> bool:
+        """Whether another replica holds a duty, as far as was seen lately."""
+        now = self.grid.clock()
+        if now - self._asked_at >= ASK_S:
+            self._asked_at = now
+            async with self.grid.db.glance() as tx:
+                self._names = await leases.held_by_others(tx, self.grid.holder)
+        return name in self._names
 
 
 @dataclass
@@ -69,8 +88,15 @@ class DutyLease:
 
     grid: Grid
     name: str
+    others: Others
     renewed_at: float | None = None
     refused_at: float = -math.inf
+
+    @property
+    def ours(self) -> bool:
+        """Whether it was ours when we last looked, and may still be."""
+        at, seconds = self.renewed_at, self.grid.settings.liveness.replica_s
+        return at is not None and self.grid.clock() - at < seconds
 
     async def held(self) -> bool:
         """Whether the duty is ours now, after prolonging the lease if it is time.
@@ -82,6 +108,8 @@ class DutyLease:
         if self.renewed_at is not None and now - self.renewed_at < RENEW * seconds:
             return True
         if now - self.refused_at < ASK_S:
+            return False
+        if self.renewed_at is None and await self.others.hold(self.name):
             return False
         async with self.grid.db.write() as tx:
             had_run_out = await leases.has_run_out(tx, self.name)
@@ -104,7 +132,13 @@ class Duties:
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._leases = {n: DutyLease(self.grid, n) for n in (LEADER, "verify", "merge", "clean")}
+        self._others = Others(self.grid)
+        self._leases = {n: self._lease(n) for n in (*PROMPT, "clean")}
+        self._hints = Hints(
+            self.grid,
+            leads=lambda: self._leases[LEADER].ours,
+            shares=lambda: not all(self._leases[n].ours for n in PROMPT),
+        )
         news = self.grid.news
         self._boxes = {
             "assign": news.box(anything, of_nodes=True),
@@ -119,6 +153,9 @@ class Duties:
         self._deliverer = Deliverer(self.grid)
         # Not at the start, which has enough to do.
         self._cleaned_at = self._opened_at = self.grid.clock()
+
+    def _lease(self, name: str) -> DutyLease:
+        return DutyLease(self.grid, name, self._others)
 
     async def news(self) -> bool:
         """Tell whom it concerns what has changed; nothing changes by it."""
@@ -138,8 +175,8 @@ class Duties:
         try:
             if await self._leases[LEADER].held():
                 # First: what a round needs is not given to a task that can wait.
-                changed = await self._open()
-                leased, given = await self._scheduler.schedule(changes)
+                changed, left = await self._open(changes)
+                leased, given = await self._scheduler.schedule(left)
                 changed |= leased
                 told.nodes |= given
             else:
@@ -151,21 +188,23 @@ class Duties:
             raise
         return changed
 
-    async def _open(self) -> bool:
+    async def _open(self, changes: Changes) -> tuple[bool, Changes]:
         """Open rounds and let idle devices join them, if there is news of rounds or nodes, and
-        every tick; whether anything changed."""
+        every tick; whether anything changed, and what of ``changes`` the scheduler has yet to
+        read."""
         box, now = self._boxes["rounds"], self.grid.clock()
-        changes = box.take()
-        if not changes and now - self._opened_at < self.grid.settings.liveness.tick_s:
-            return False
+        news = box.take()
+        if not news and now - self._opened_at < self.grid.settings.liveness.tick_s:
+            return False, changes
         try:
-            changed = await open_rounds(self.grid)
-            changed |= await join_rounds(self.grid)
+            await self._scheduler.refresh(changes)
+            changed = await open_rounds(self.grid, self._scheduler.ready)
+            changed |= await join_rounds(self.grid, self._scheduler.ready)
         except BaseException:
-            box.put_back(changes)
+            box.put_back(news)
             raise
         self._opened_at = now
-        return changed
+        return changed, Changes()
 
     async def control(self) -> bool:
         """Notice silence and harm, and complete jobs; whether anything changed."""
@@ -212,7 +251,7 @@ class Duties:
         name = await self._deliverer.duty()
         if not name:
             return False
-        lease = self._leases.setdefault(name, DutyLease(self.grid, name))
+        lease = self._leases.setdefault(name, self._lease(name))
         return await lease.held() and await self._deliverer.look()
 
     async def settle(self, rounds: int = 50) -> None:
@@ -245,12 +284,13 @@ class Duties:
         ):
             self._tasks.append(asyncio.create_task(self._loop(name, duty), name=f"duty {name}"))
         if self.grid.db.dialect == "postgresql":
-            self._tasks.append(asyncio.create_task(self._hints(), name="hints"))
+            self._tasks.append(asyncio.create_task(self._hints.run(), name="hints"))
 
     async def stop(self) -> None:
         """End the loops after what they are at; what takes longer is cut off, and done again by the
         next start."""
         self._stopping = True
+        self._hints.stop()
         self.grid.wake.set()
         self.grid.news.ring()
         if self._tasks:
@@ -288,35 +328,19 @@ class Duties:
             finally:
                 took = self.grid.clock() - began
                 self.grid.metrics.looked(name, took)
-            await asyncio.sleep(NEWS_S if name == "news" else min(CALM_S, took))
+            await self._calm(name, took)
             await self._rest(name, None if failed else box, looked)
             if failed and box is not None:
                 box.ring()
 
-    async def _hints(self) -> None:
-        """Tell other replicas that something has changed, and heed them."""
-        wake, holder, tick = self.grid.wake, self.grid.holder, self.grid.settings.liveness.tick_s
-
-        def heard(sender: str) -> None:
-            if sender != holder:
-                wake.hint()
-
-        while not self._stopping:
-            try:
-                async with self.grid.db.hints(heard) as tell:
-                    wake.hint()  # one may have come before
-                    told, told_at = -1, self.grid.clock()
-                    while not self._stopping:
-                        looked, now = wake.count, self.grid.clock()
-                        # Every tick in any case: only who speaks notices that nobody listens.
-                        if told != wake.own or now - told_at >= tick:
-                            told, told_at = wake.own, now
-                            await tell(holder)
-                            await asyncio.sleep(HINT_S)
-                        await wake.wait(looked, tick)
-            except Unavailable as problem:
-                log.debug("hints.unavailable", problem=str(problem))  # every tick there is a look
-                await wake.wait(wake.count, tick)
+    async def _calm(self, name: str, took: float) -> None:
+        """Rest after a look that took so long, whatever there is to do."""
+        if name != "news":
+            await asyncio.sleep(min(CALM_S, took))
+        elif self._hints.connected and not any(self._leases[n].ours for n in PROMPT):
+            await self._hints.pause(NEWS_S)
+        else:
+            await asyncio.sleep(NEWS_S)
 
     async def _rest(self, name: str, box: Box | None, looked: int) -> None:
         """Wait until there may be something to do again."""
@@ -338,23 +362,18 @@ class Duties:
                 return
 
 
-def anything(_row: AnyRow) -> bool:
+def anything(_row: Told) -> bool:
     """What may be of use to whoever assigns tasks or tells of events: all of it."""
     return True
 
 
-def tells(row: AnyRow) -> bool:
-    """What a node may have to be told of: not its own report, nor what nobody has yet."""
-    return row.kind not in ("task.queued", "task.submitted")
-
-
-def of_rounds(row: AnyRow) -> bool:
+def of_rounds(row: Told) -> bool:
     """What may let a round or a job go on: all but samples, and what assigning does."""
     if row.kind in ("task.queued", "task.leased", "round.deadline"):
         return False
-    return not (row.kind.startswith("task.") and row.data.get("phase") == "generate")
+    return not (row.kind.startswith("task.") and row.phase == "generate")
 
 
-def submitted(row: AnyRow) -> bool:
+def submitted(row: Told) -> bool:
     """What waits to be judged."""
     return bool(row.kind == "task.submitted")

@@ -1,8 +1,8 @@
 """Reading the outbox as it grows: pages behind a cursor, and waiting for more.
 
 However many readers wait in one process, one of them looks at the outbox's end for all: on a hint
-that this process has changed something, and every :data:`POLL_S` in any case, because other
-replicas give no hints. A reader keeps no more than its cursor; what it has not read yet stays in
+that something has changed, and every :data:`POLL_S` in any case, because a hint of another
+replica may be lost. A reader keeps no more than its cursor; what it has not read yet stays in
 the database.
 """
 

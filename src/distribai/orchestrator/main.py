@@ -30,6 +30,7 @@ from distribai.orchestrator.fleet.registration import MODE, TRUSTED
 from distribai.orchestrator.grpc import NodeService
 from distribai.orchestrator.http import connections
 from distribai.orchestrator.http.app import create_app
+from distribai.orchestrator.memory import old_objects_left_alone
 from distribai.orchestrator.people import keys
 from distribai.orchestrator.webhooks.duties import stranded
 from distribai.sections import OrchestratorSettings
@@ -114,6 +115,7 @@ class Orchestrator:
         self.grid.join_link = self.join_link
         self.grid.replica = f"{socket.gethostname()}:{http_port}"
         self.duties = Duties(self.grid)
+        self._stack.enter_context(old_objects_left_alone())
         self.duties.start()
         self._stack.push_async_callback(self.duties.stop)
 

@@ -4,7 +4,9 @@ Every change has its row in the outbox, whichever replica made it. One reader a 
 row once, as soon as it is visible, and puts what it is about into the :class:`Box` of everybody who
 wants that kind. A box says where to look, never what is there: who opens it asks the database. So a
 row may be told twice, and rows are told before everything before them is settled; the cursor alone
-waits for that (``store.outbox``), which is why no late commit is lost.
+waits for that (``store.outbox``), which is why no late commit is lost. Another process may have
+read a row before and say so (``orchestrator.hints``): then it is told at once, and not again when
+it is read here.
 """
 
 from __future__ import annotations
@@ -14,11 +16,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from distribai.core.states import TASK, TaskState, is_terminal
 from distribai.store import outbox
-from distribai.store.engine import AnyRow
 from distribai.store.outbox import Cursor
 
 if TYPE_CHECKING:
@@ -30,7 +31,18 @@ PAGE = 20_000
 MAX_NAMED = 20_000
 """Names that a box holds; what would be more is :attr:`Changes.everything`."""
 
-Wanted = Callable[[AnyRow], bool]
+
+class Told(NamedTuple):
+    """What is told of a row of the outbox; ``phase`` is a task's, else empty."""
+
+    kind: str
+    job_id: str = ""
+    task_id: str = ""
+    node_id: str = ""
+    phase: str = ""
+
+
+Wanted = Callable[[Told], bool]
 """Whether a row of the outbox is worth telling."""
 
 
@@ -58,7 +70,7 @@ class Box:
         self._event = asyncio.Event()
         self._event.set()
 
-    def put(self, row: AnyRow) -> None:
+    def put(self, row: Told) -> None:
         """Take note of a row, if it is wanted."""
         if not self._wanted(row):
             return
@@ -113,7 +125,9 @@ class News:
         self._of_nodes: list[Box] = []
         self._of_task: dict[str, list[Box]] = {}
         self._cursor: Cursor | None = None
-        self._unsettled: set[Cursor] = set()
+        self._told: set[Cursor] = set()  # not behind the cursor yet
+        self.listener: Callable[[Cursor, Told], None] | None = None
+        """Called with each row that is read here for the first time."""
         self._lock = asyncio.Lock()
 
     def box(self, wanted: Wanted, *, of_nodes: bool = False) -> Box:
@@ -148,20 +162,31 @@ class News:
                 for box in self._boxes:  # whatever was before
                     box.put_back(Changes(everything=True))
             rows = await outbox.visible(tx, self._cursor, PAGE)
-        unsettled: set[Cursor] = set()
         for row in rows:
             key = (row.epoch, row.xid, row.id)
-            if key not in self._unsettled:
-                self._tell(row)
+            told = Told(row.kind, row.job_id, row.task_id, row.node_id, row.phase)
+            if self._is_new(key):
+                self._tell(told)
+                if self.listener is not None:
+                    self.listener(key, told)
             if row.settled:
                 self._cursor = key
-            else:
-                unsettled.add(key)
-        more = len(rows) == PAGE and not unsettled
-        self._unsettled = unsettled
-        return more
+        self._told = {key for key in self._told if key > self._cursor}
+        return len(rows) == PAGE and bool(rows[-1].settled)
 
-    def _tell(self, row: AnyRow) -> None:
+    def relayed(self, key: Cursor, told: Told) -> None:
+        """Another process has read a row of the outbox."""
+        if self._is_new(key):
+            self._tell(told)
+
+    def _is_new(self, key: Cursor) -> bool:
+        """Whether a row is told now for the first time; until the first page is read all is."""
+        if self._cursor is None or key <= self._cursor or key in self._told:
+            return False
+        self._told.add(key)
+        return True
+
+    def _tell(self, row: Told) -> None:
         for box in (*self._boxes, *self._of_task.get(row.task_id, ())):
             box.put(row)
 
@@ -184,6 +209,11 @@ class News:
                 del self._of_task[task_id]
 
 
-def _ends(row: AnyRow) -> bool:
+def _ends(row: Told) -> bool:
     state = row.kind.removeprefix("task.")
     return state in TASK and is_terminal(TASK, TaskState(state))
+
+
+def tells(row: Told) -> bool:
+    """What a node may have to be told of: not its own report, nor what nobody has yet."""
+    return row.kind not in ("task.queued", "task.submitted")

@@ -8,11 +8,12 @@ is as the caller believes, and says whether it did. Times are database time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sqlalchemy import and_, bindparam, case, delete, exists, func, or_, select, update
+from sqlalchemy import and_, bindparam, case, delete, exists, func, literal, or_, select, update
 
 from distribai.core.states import TaskState
 from distribai.store import listed
@@ -50,6 +51,18 @@ async def has_run_out(tx: Tx, name: str) -> bool:
     """Whether somebody held the duty, and nobody does now."""
     ended = select(duties.c.name).where(duties.c.name == name, duties.c.lease_until <= tx.now)
     return await tx.first(ended) is not None
+
+
+async def held_by_others(tx: Tx, holder: str) -> set[str]:
+    """The duties that others than ``holder`` hold now, by name. For :meth:`Database.glance`, too:
+    every replica asks for it all the time."""
+    now = func.extract("epoch", func.clock_timestamp()) if math.isnan(tx.now) else literal(tx.now)
+    found = await tx.all(
+        select(duties.c.name).where(
+            duties.c.holder != holder, ~_IS_REPLICA, duties.c.lease_until > now
+        )
+    )
+    return {row.name for row in found}
 
 
 async def drop_duties(tx: Tx, holder: str | None) -> None:

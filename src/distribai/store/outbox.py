@@ -43,6 +43,8 @@ Cursor = tuple[int, int, int]
 
 BEGINNING: Cursor = (0, 0, 0)
 
+_ABOUT = (outbox.c.kind, outbox.c.job_id, outbox.c.task_id, outbox.c.node_id)
+
 _EPOCH = select(cast(meta.c.value, Integer)).where(meta.c.key == "outbox_epoch").scalar_subquery()
 
 
@@ -152,14 +154,16 @@ async def read(
 
 
 async def visible(tx: Tx, after: Cursor, limit: int) -> Sequence[AnyRow]:
-    """Events behind ``after``, in commit order, at most ``limit``, with ``settled``: whether none
-    before them can appear any more. Who acts on a row at once reads it when it is visible, and
-    reads on from the last settled one."""
+    """Events behind ``after``, in commit order, at most ``limit``: key, kind and what they are
+    about, with the ``phase`` of tasks and with ``settled``: whether none before them can appear any
+    more. Who acts on a row at once reads it when it is visible, and reads on from the last settled
+    one."""
     key = tuple_(outbox.c.epoch, outbox.c.xid, outbox.c.id)
     settled = and_(true(), *_settled(tx)).label("settled")
-    columns = [c for c in outbox.c if c.name not in ("at", "account_id", "key_id")]
+    # Every replica reads these all the time: no more of them than what decides who is told.
+    phase = func.coalesce(outbox.c.data["phase"].as_string(), "").label("phase")
     return await tx.all(
-        select(*columns, settled)
+        select(outbox.c.epoch, outbox.c.xid, outbox.c.id, *_ABOUT, phase, settled)
         .where(key > tuple_(*map(literal, after)))
         .order_by(outbox.c.epoch, outbox.c.xid, outbox.c.id)
         .limit(limit)

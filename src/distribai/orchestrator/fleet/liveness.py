@@ -278,7 +278,7 @@ async def _release(
     grid: Grid, task: AnyRow, why: str, *, code: str, expired: bool = False, back: bool = False
 ) -> None:
     async with grid.db.write() as tx:
-        await jobs.lock(tx, task.job_id)
+        await jobs.hold(tx, task.job_id)
         current = await work.get_task(tx, task.id)
         assert current is not None, "tasks are never deleted"
         if current.state != TaskState.LEASED or current.attempt != task.attempt:

@@ -93,7 +93,7 @@ async def _waiting(tx: Tx, job: AnyRow, row: AnyRow | None) -> str:
 
 
 async def _progress(grid: Grid, tx: Tx, job: AnyRow, spec: JobSpec, row: AnyRow) -> RoundProgress:
-    tasks = await work.tasks_of_round(tx, job.id, row.number, row.take)
+    tasks = await work.tasks_of_round(tx, job.id, row.number, row.take, outcomes=True)
     expected = [t for t in tasks if t.state in EXPECTED]
     leased = [t for t in tasks if t.state == TaskState.LEASED]
     live = [grid.fleet.progress_of(t.id, t.node_id, t.attempt) for t in leased]

@@ -21,33 +21,40 @@ from distribai.orchestrator.rounds.decisions import EXPECTED, view_round
 from distribai.orchestrator.rounds.opening import (
     SPEED_ROUNDS,
     AbleDevice,
-    able_devices,
     candidates,
+    devices_of,
     share_left,
     training_devices,
 )
+from distribai.orchestrator.rounds.ready import Ready
 from distribai.store.engine import AnyRow, Tx
-from distribai.store.statements import jobs, work
+from distribai.store.statements import fleet, jobs, work
 
 WORTH_JOINING = 0.05
 """Share of a round that must be left: an update's bytes are the same, however little it holds."""
 
 
-async def join_rounds(grid: Grid) -> bool:
-    """Give idle devices a share of every open round whose quorum is open; whether any got one."""
+async def join_rounds(grid: Grid, ready: Ready) -> bool:
+    """Give idle devices a share of every open round whose quorum is open; whether any got one.
+
+    Which devices are idle is known in ``ready``, as fresh as the caller has made it: as long as all
+    are busy nothing is read, and those that get a share are asked after in the database.
+    """
+    if not len(ready.free):
+        return False
     async with grid.db.read() as tx:
         found = [
             row
             for row in await work.rounds_in(tx, RoundState.OPEN)
-            if row.deadline_at is None and await _idle(tx, row)
+            if row.deadline_at is None and await _idle(tx, row, ready)
         ]
     joined = False
     for row in found:
-        joined |= await _join(grid, row)
+        joined |= await _join(grid, row, ready)
     return joined
 
 
-async def _idle(tx: Tx, row: AnyRow) -> list[AbleDevice]:
+async def _idle(tx: Tx, row: AnyRow, ready: Ready) -> list[AbleDevice]:
     """Devices that could work for the round and have nothing to do in it, beyond those that its
     slots without a node will take."""
     job = await jobs.get(tx, row.job_id)
@@ -56,20 +63,28 @@ async def _idle(tx: Tx, row: AnyRow) -> list[AbleDevice]:
         return []
     rows = await work.tasks_of_round(tx, row.job_id, row.number, row.take)
     spec = tasks.spec_of(job)
+    room = spec.workers_max - sum(t.state in EXPECTED for t in rows)
+    if room <= 0:
+        return []
     kept = await late.kept_for_their_nodes(tx, spec, row, rows)
     waiting = [t for t in rows if t.state == TaskState.QUEUED and t.id not in kept]
-    busy = {(t.node_id, t.device) for t in await work.tasks_in(tx, (TaskState.LEASED,))}
-    busy |= {(t.member_id, t.member_device) for t in waiting}
+    busy = {(t.member_id, t.member_device) for t in waiting}
     busy |= {(t.node_id, t.device) for t in rows}
-    training = await training_devices(tx)
-    here = candidates(spec, await able_devices(tx), training, row.job_id)
-    idle = [d for d in here if (d.node_id, d.index) not in busy]
+    free = [d for d in ready.idle() if (d.node_id, d.index) not in busy]
+    idle = candidates(spec, free, await training_devices(tx, (TaskState.QUEUED,)), row.job_id)
     orphans = sum(not t.member_id for t in waiting)
-    room = spec.workers_max - sum(t.state in EXPECTED for t in rows)
-    return idle[orphans:][: max(0, room)]
+    return sorted(idle, key=lambda d: (d.node_id, d.index))[orphans:][:room]
 
 
-async def _join(grid: Grid, row: AnyRow) -> bool:
+async def _still_idle(tx: Tx, devices: list[AbleDevice]) -> list[AbleDevice]:
+    """Of ``devices`` those that are able and free in the database, too."""
+    ids = {d.node_id for d in devices}
+    able = {d for node in await fleet.able_nodes(tx, ids) for d in devices_of(node)}
+    leased = {(t.node_id, t.device) for t in await work.leased_devices(tx, ids)}
+    return [d for d in devices if d in able and (d.node_id, d.index) not in leased]
+
+
+async def _join(grid: Grid, row: AnyRow, ready: Ready) -> bool:
     async with grid.db.write() as tx:
         job = await jobs.lock(tx, row.job_id)
         current = await work.get_round(tx, row.job_id, row.number, row.take)
@@ -81,7 +96,7 @@ async def _join(grid: Grid, row: AnyRow) -> bool:
         view = await view_round(tx, spec, current, grid.not_before)
         speeds = await work.speeds(tx, job.id, row.number - SPEED_ROUNDS)
         share = share_left(spec, current, tx.now, speeds.values())
-        idle = await _idle(tx, current)
+        idle = await _still_idle(tx, await _idle(tx, current, ready))
         still_open = view.decision.action == "wait" and view.decision.until is None
         if not (still_open and idle and share >= WORTH_JOINING):
             return False

@@ -7,9 +7,10 @@ function (``core.paradigms``). A node that joins later waits for v + 1.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import cast
+from itertools import islice
+from typing import TYPE_CHECKING, cast
 
 from distribai.core.devices import DeviceType
 from distribai.core.needs import UNMEASURED, Capacity, Needs, capacity_of, lacks
@@ -28,12 +29,18 @@ from distribai.orchestrator.rounds import tasks
 from distribai.store.engine import AnyRow, Tx
 from distribai.store.statements import fleet, jobs, turns, work
 
+if TYPE_CHECKING:
+    from distribai.orchestrator.rounds.ready import Ready
+
 REJOIN_HEARTBEATS = 2.0
 """Heartbeats after a start in which a round waits for nodes that were here before: opened by the
 first one that comes back it would go on without the others."""
 
 SPEED_ROUNDS = 3
 """Speeds are those of the last rounds: a machine that was busy then may be free now."""
+
+UNDER_WAY = (RoundState.OPEN, RoundState.CLOSING)
+"""States of a round that has to end before its job's next one opens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +110,13 @@ def candidates(
     ]
 
 
-async def training_devices(tx: Tx) -> dict[tuple[str, int], str]:
-    """The job for which a device trains or is about to, by (node, device)."""
+async def training_devices(
+    tx: Tx, states: Collection[TaskState] = (TaskState.QUEUED, TaskState.LEASED)
+) -> dict[tuple[str, int], str]:
+    """The job for which a device trains or is about to, by (node, device): leased to it, or queued
+    and meant for it."""
     found = {}
-    for task in await work.tasks_in(tx, (TaskState.QUEUED, TaskState.LEASED)):
+    for task in await work.tasks_in(tx, states):
         if task.phase != "train":
             continue
         if task.state == TaskState.LEASED:
@@ -139,23 +149,39 @@ def waits_for(job: AnyRow, devices: list[AbleDevice], training: dict[tuple[str, 
     return reason
 
 
-async def open_rounds(grid: Grid) -> bool:
-    """Open every round that can open; whether any did."""
+async def open_rounds(grid: Grid, ready: Ready) -> bool:
+    """Open every round that can open; whether any did. A job for which there are too few devices in
+    ``ready``, as fresh as the caller has made it, costs nothing more."""
     async with grid.db.read() as tx:
         if await still_coming_back(grid, tx):
             return False
-        waiting = await jobs.in_states(tx, (JobState.QUEUED, JobState.RUNNING))
-        latest = {job.id: await work.latest_round(tx, job.id) for job in waiting}
+        under_way = await work.jobs_with_rounds_in(tx, UNDER_WAY)
+        waiting = [
+            job
+            for job in await jobs.in_states(tx, (JobState.QUEUED, JobState.RUNNING))
+            if job.version < job.rounds_total and job.id not in under_way
+        ]
+        queue = []
+        for job in waiting:  # most jobs have a round that is open, and are not asked about it
+            last = await work.latest_round(tx, job.id)
+            if _enough(job, last, ready):
+                queue.append(WaitingJob.of(job, last))
         tags, now = await turns.tags(tx), tx.now
-    queue = [
-        WaitingJob.of(job, latest[job.id])
-        for job in waiting
-        if job.version < job.rounds_total and not _under_way(latest[job.id])
-    ]
     opened = False
-    for job in in_turn(queue, now, tags):
-        opened |= await _open(grid, job.key)
+    for waits in in_turn(queue, now, tags):
+        opened |= await _open(grid, waits.key)
     return opened
+
+
+def _enough(job: AnyRow, last: AnyRow | None, ready: Ready) -> bool:
+    """Whether there may be enough devices for a job's next round. Without this every node that
+    joins would have all of them read for a job that waits for more."""
+    spec = tasks.spec_of(job)
+    # What an abandoned take has brought counts in the next.
+    again = last is not None and last.number == job.version
+    needed = 1 if again else max(1, spec.workers_min)
+    wanted = Wanted.of(spec)
+    return sum(1 for _ in islice((d for d in ready if d.fits(wanted)), needed)) == needed
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +215,7 @@ async def still_coming_back(grid: Grid, tx: Tx) -> bool:
 
 
 def _under_way(row: AnyRow | None) -> bool:
-    return row is not None and row.state in (RoundState.OPEN, RoundState.CLOSING)
+    return row is not None and row.state in UNDER_WAY
 
 
 async def _open(grid: Grid, job_id: str) -> bool:

@@ -47,6 +47,11 @@ class Ready:
         """The devices of a node; none while it may not be given work."""
         return self._able.get(node_id, ())
 
+    def idle(self) -> Iterator[AbleDevice]:
+        """The able devices that are free."""
+        for free in self.free:
+            yield from (d for d in self.on(free.node_id) if d.index == free.index)
+
     def gflops(self, node_id: str, device: int) -> float:
         """What an able device was measured at; 0: it was not."""
         return next((d.has.gflops for d in self.on(node_id) if d.index == device), 0.0)

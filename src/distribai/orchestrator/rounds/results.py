@@ -76,7 +76,7 @@ async def take_result(
         job_id = await work.job_of(tx, outcome.task_id)
         if job_id is None:
             return _not_held(outcome)
-        await jobs.lock(tx, job_id)
+        await jobs.hold(tx, job_id)
         # Here and not only at the stream: what counts must not slip through just after a ban.
         if (standing := await fleet.standing(tx, node_id)) in BARRED:
             raise NotAllowed("auth.forbidden", f"This node is {standing}.")

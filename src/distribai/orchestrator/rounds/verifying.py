@@ -53,8 +53,7 @@ async def _verify(grid: Grid, task: AnyRow) -> None:
         return
     # Nothing is fetched or computed for it: one transaction does.
     async with grid.db.write() as tx:
-        job = await jobs.lock(tx, task.job_id)
-        assert job is not None, "tasks.job_id refers to it"
+        await jobs.hold(tx, task.job_id)
         current = await _take_up(tx, task)
         if current is None:
             return
@@ -85,7 +84,7 @@ async def _take_up(tx: Tx, task: AnyRow) -> AnyRow | None:
 async def _verify_work(grid: Grid, task: AnyRow) -> None:
     if task.state == TaskState.SUBMITTED:
         async with grid.db.write() as tx:
-            await jobs.lock(tx, task.job_id)
+            await jobs.hold(tx, task.job_id)
             taken = await _take_up(tx, task)
         if taken is None:
             return
@@ -105,7 +104,7 @@ async def _verify_work(grid: Grid, task: AnyRow) -> None:
     except DistribAIError as found:
         problem = found
     async with grid.db.write() as tx:
-        await jobs.lock(tx, task.job_id)
+        await jobs.hold(tx, task.job_id)
         current = await work.get_task(tx, task.id)
         assert current is not None
         if current.state != TaskState.VERIFYING or current.attempt != task.attempt:
@@ -268,9 +267,9 @@ async def _accept(tx: Tx, task: AnyRow, outcome: Outcome, into: tuple[int, int])
         ended_at=tx.now,
     )
     assert moved is not None, "the job's row is locked"
-    job = await jobs.get(tx, task.job_id)
-    assert job is not None
     if task.phase == "train":
+        job = await jobs.get(tx, task.job_id)
+        assert job is not None
         held = ranges_from_json(task.samples)
         await tasks.give_back(tx, job, without(held, consumed))
         if outcome.delta is not None:

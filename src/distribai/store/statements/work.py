@@ -15,6 +15,9 @@ from distribai.store.tables import jobs, rounds, submissions, tasks
 OPEN_TASKS = (TaskState.QUEUED, TaskState.LEASED, TaskState.SUBMITTED, TaskState.VERIFYING)
 """States of a task that has not ended."""
 
+_CONTENT = frozenset({"samples", "params", "outcome", "signature"})
+"""Columns of a task that what decides about its round does not need."""
+
 LEAST_SECONDS = 1e-6
 """No task takes less."""
 
@@ -81,6 +84,12 @@ async def rounds_in(tx: Tx, state: RoundState) -> Sequence[AnyRow]:
         .where(rounds.c.state == state.value)
         .order_by(rounds.c.job_id, rounds.c.number)
     )
+
+
+async def jobs_with_rounds_in(tx: Tx, states: Collection[RoundState]) -> set[str]:
+    """Ids of the jobs that have a round in any of ``states``."""
+    found = await tx.all(select(rounds.c.job_id).where(rounds.c.state.in_(_values(states))))
+    return {row.job_id for row in found}
 
 
 async def leave_round(
@@ -152,16 +161,18 @@ async def change_task(tx: Tx, task_id: str, **values: Any) -> None:
 
 
 async def tasks_of_round(
-    tx: Tx, job_id: str, number: int, take: int, phase: str = "train"
+    tx: Tx, job_id: str, number: int, take: int, *, outcomes: bool = False
 ) -> Sequence[AnyRow]:
-    """The tasks of a round in one phase, by number."""
+    """The training tasks of a round, by number, without what they hold and, but with ``outcomes``,
+    what they brought: duties look at whole rounds again and again."""
+    columns = [c for c in tasks.c if c.name not in _CONTENT]
     return await tx.all(
-        select(tasks)
+        select(*columns, *([tasks.c.outcome] if outcomes else []))
         .where(
             tasks.c.job_id == job_id,
             tasks.c.round == number,
             tasks.c.take == take,
-            tasks.c.phase == phase,
+            tasks.c.phase == "train",
         )
         .order_by(tasks.c.seq)
     )
