@@ -10,15 +10,13 @@ from hypothesis import strategies as st
 from distribai.core.forecast import (
     FORWARD,
     MOST_MACHINES,
-    TYPICAL,
     Forecast,
-    Known,
-    Overhead,
     duration,
     fastest,
     forecast,
     overhead_of,
 )
+from distribai.core.known import TYPICAL, Known, Overhead
 from distribai.core.pace import EFFICIENCY, FLOPS_PER_WEIGHT
 from distribai.core.plain import from_plain, to_plain
 from distribai.core.plan import STATE_BYTES, parameter_count, plan
