@@ -148,7 +148,8 @@ def forecast(
     length = _merges_after(spec, parts) + rest
     total = (whole.bytes_up, whole.bytes_down)
     nodes = [_node(spec, part, length, rest, total) for part in parts]
-    share = sum(n.compute_s for n in nodes) / (length * len(nodes))
+    # One that the round does not wait for computes all the while, and no longer than it takes.
+    share = sum(n.compute_share for n in nodes) / len(nodes)
     for known in small:
         why = f"memory: it has {known.memory_mb} MB, and a task needs {need} MB"
         idle = _Part(_draft(spec, parameters, known, legs, usual), 0, math.inf)
