@@ -34,6 +34,8 @@ from distribai.merge.update import UpdateHeader, write_update
 NAME = "codec"
 HELP = "size, speed and error of each codec"
 
+QUICK_PARAMETERS = 1_000_000
+
 PIECE = 1 << 17
 """Elements that a merge decodes at a time."""
 
@@ -48,6 +50,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     """Each codec at each size; the headline is the largest."""
     if args.quick:
         args.repetitions = 3
+        args.parameters = [min(size, QUICK_PARAMETERS) for size in args.parameters]
     by_size: dict[str, dict[str, dict[str, float]]] = {}
     spread = 0.0
     for parameters in args.parameters:

@@ -47,7 +47,6 @@ HELP = "share of the time that is training over a slow line, dense and as the pl
 T = TypeVar("T")
 
 NODES = 2
-DENSE_STEPS = 50
 AIM = 0.4
 """Share of the time that dense rounds shall compute. At most 0.6 is asked for, and on a machine
 that gets busier meanwhile steps take longer."""
@@ -61,17 +60,19 @@ TEXT_BYTES = 200_000
 
 @dataclass(frozen=True)
 class Size:
-    """How much is run. ``longest``: steps of the longest round that may be proposed."""
+    """How much is run, in rounds. ``dense_steps``: inner steps of a dense round; ``longest``: of
+    the longest round that may be proposed."""
 
     profile: str
+    dense_steps: int
     calibration: int
     dense: int
     proposed: int
     longest: int
 
 
-FULL = Size("tiny", calibration=4, dense=6, proposed=4, longest=6000)
-QUICK = Size("tiny", calibration=2, dense=3, proposed=2, longest=150)
+FULL = Size("tiny", dense_steps=50, calibration=4, dense=6, proposed=4, longest=6000)
+QUICK = Size("tiny", dense_steps=20, calibration=2, dense=2, proposed=2, longest=60)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -117,7 +118,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "settings": {
             "nodes": NODES,
             "size": asdict(size),
-            "dense_steps": DENSE_STEPS,
             "parameters": parameter_count(dense),
             "up_bytes_per_s": round(up),
             "down_over_up": DOWN_OVER_UP,
@@ -168,7 +168,7 @@ def _rate(size: Size, calm: Measured) -> float:
 def _model(size: Size) -> JobSpec:
     profile = family("decoder_transformer").PROFILES[size.profile]
     model = ModelSpec("decoder_transformer", to_plain(profile), size.profile)
-    rounds = RoundSpec(inner_steps=DENSE_STEPS)
+    rounds = RoundSpec(inner_steps=size.dense_steps)
     # So long that the planner may propose rounds of up to ``longest`` steps; it is ended before.
     return JobSpec("", model, DataSpec(), 20 * size.longest, workers_min=NODES, rounds=rounds)
 

@@ -13,6 +13,7 @@ import hashlib
 import subprocess
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -37,6 +38,9 @@ from distribai.merge.weights import weights_hash
 NAME = "node"
 HELP = "tokens per second inside a node over those of a bare PyTorch loop"
 
+QUICK_STEPS = 15
+"""Inner steps of a turn, instead of a whole round's."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The benchmark's own options."""
@@ -50,6 +54,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     config = to_plain(family("decoder_transformer").PROFILES[args.profile])
     model = ModelSpec("decoder_transformer", config, args.profile)
     spec = JobSpec(NAME, model, DataSpec(), steps=10_000)
+    if args.quick:
+        spec = replace(spec, rounds=replace(spec.rounds, inner_steps=QUICK_STEPS))
     turns = 3 if args.quick else args.turns
     tokens = spec.rounds.inner_steps * spec.batch * spec.seq_len
     with tempfile.TemporaryDirectory(prefix="distribai-bench-") as folder:

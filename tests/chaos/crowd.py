@@ -29,10 +29,11 @@ from distribai.core.states import Intent
 from distribai.core.tasks import Assignment, Outcome
 from distribai.errors import DistribAIError
 from distribai.node import identity
-from distribai.node.blobs import BlobClient, Fetcher
+from distribai.node.blobs import BlobClient
 from distribai.node.cache import BlobCache
 from distribai.node.clock import SystemClock
 from distribai.node.executors import failed
+from distribai.node.fetching import Fetcher
 from distribai.node.link import Hello, Link
 from distribai.node.transport import GrpcTransport
 from distribai.testing.child import PretendChild

@@ -3,7 +3,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from distribai.cli.forecast import MAX_REASONS, forecast_facts, measured_words, proposal_words
-from distribai.core.forecast import Known, forecast
+from distribai.core.forecast import forecast
+from distribai.core.known import Known
 from distribai.core.phases import Measured
 from distribai.core.proposal import Proposal
 from tests.core.test_forecast import NOTHING, known

@@ -3,7 +3,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distribai.core.forecast import Known, Overhead, forecast
+from distribai.core.forecast import forecast
+from distribai.core.known import Known, Overhead
 from distribai.core.plan import validate_spec
 from distribai.core.proposal import AIM, LEAST_ROUNDS, TARGET, apply, propose
 from tests.core.test_forecast import NOTHING, known

@@ -9,8 +9,9 @@ import pytest
 import structlog
 
 from distribai.errors import Integrity, NotAllowed, NotFound, Unavailable
-from distribai.node.blobs import BlobClient, Fetcher
+from distribai.node.blobs import BlobClient
 from distribai.node.cache import BlobCache
+from distribai.node.fetching import Fetcher
 from distribai.node.traffic import Traffic
 from distribai.testing.clock import FakeClock
 from tests.node.helpers import BlobServer, NoJitter, eventually, ref_of, serving

@@ -17,13 +17,14 @@ from distribai.core.devices import Device, Speed
 from distribai.core.tasks import Assignment, KeptRef, Outcome, Progress, WeightsRef
 from distribai.errors import DistribAIError, Unavailable, UsageError
 from distribai.node import executors
-from distribai.node.blobs import BlobClient, Fetcher
+from distribai.node.blobs import BlobClient
 from distribai.node.cache import BlobCache
 from distribai.node.child import LOG_LIMIT
 from distribai.node.devices import Place
 from distribai.node.executors import Services
 from distribai.node.executors.package import CANCEL_S, READY_S, PackageExecutor
 from distribai.node.feedback import FeedbackStore
+from distribai.node.fetching import Fetcher
 from distribai.node.keeping import HandFiles, Keeper
 from distribai.testing.clock import FakeClock
 from distribai.wire import convert

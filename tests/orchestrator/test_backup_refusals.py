@@ -13,7 +13,14 @@ from typing import Any
 import pytest
 
 from distribai.core.plain import from_plain, to_plain
-from distribai.errors import Conflict, DistribAIError, Integrity, NotFound, Unavailable
+from distribai.errors import (
+    Conflict,
+    DistribAIError,
+    Integrity,
+    NotFound,
+    Unavailable,
+    UsageError,
+)
 from distribai.orchestrator.backup import BackupManifest, back_up, check_backup, restore
 from distribai.orchestrator.backup.format import Layout, Part, write_manifest
 from distribai.orchestrator.jobs import queries
@@ -158,6 +165,16 @@ async def test_where_there_is_no_grid_nothing_is_saved(tmp_path: Path) -> None:
     with pytest.raises(Unavailable) as full:
         await back_up(place(tmp_path), tmp_path / "file")
     assert full.value.code == "io.file"
+
+
+async def test_a_state_directory_that_cannot_be_made_is_refused_in_its_flag_s_own_words(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UsageError) as refused:
+        await restore(place(tmp_path / "file" / "below"), tmp_path / "backup")
+    assert refused.value.code == "io.file"
+    assert "--state-dir" in refused.value.hint
 
 
 async def test_a_grid_that_has_lost_blobs_says_which(world: World, tmp_path: Path) -> None:

@@ -3,10 +3,11 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import aiosqlite
 import pytest
-from sqlalchemy import insert, select, text
+from sqlalchemy import delete, insert, select, text, update
 from sqlalchemy.exc import IntegrityError
 
 from distribai import points
@@ -39,6 +40,36 @@ async def test_readers_see_one_snapshot_while_a_writer_commits(db: Database) -> 
         assert await reader.all(select(meta)) == before
     async with db.read() as reader:
         assert len(await reader.all(select(meta))) == len(before) + 1
+
+
+async def test_a_statement_costs_one_way_to_the_file_s_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = Database(await new_sqlite(tmp_path))
+    ways: list[object] = []
+    go = aiosqlite.Connection._execute
+
+    async def going(connection: aiosqlite.Connection, *args: Any, **kwargs: Any) -> Any:
+        ways.append(args)
+        return await go(connection, *args, **kwargs)
+
+    async with database.write() as tx:
+        monkeypatch.setattr(aiosqlite.Connection, "_execute", going)
+        values = [{"key": f"k{i}", "value": str(i)} for i in range(3)]
+        await tx.run_many(insert(meta), values)
+        assert len(ways) == 1
+        changed = await tx.run(update(meta).where(meta.c.key == "k1").values(value="x"))
+        assert (changed.rowcount, len(ways)) == (1, 2)
+        rows = await tx.all(select(meta).where(meta.c.key.like("k%")).order_by(meta.c.key))
+        assert [row.value for row in rows] == ["0", "x", "2"]
+        assert len(ways) == 3
+        returned = await tx.all(delete(meta).where(meta.c.key == "k2").returning(meta.c.value))
+        assert ([row.value for row in returned], len(ways)) == (["2"], 4)
+        with pytest.raises(IntegrityError):
+            await tx.run(insert(meta).values(key="k1", value="again"))
+        assert len(ways) == 5
+        assert [row.value for row in await tx.all(select(meta.c.value))] == ["1", "0", "x"]
+    await database.close()
 
 
 async def test_concurrent_writers_all_get_their_turn(db: Database) -> None:

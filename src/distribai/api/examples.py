@@ -11,7 +11,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from distribai.api import answers, certificates, examples_people, why
-from distribai.core.forecast import Known, forecast, overhead_of
+from distribai.core.forecast import forecast, overhead_of
+from distribai.core.known import Known
 from distribai.core.phases import Measured
 from distribai.core.plain import to_plain
 from distribai.core.proposal import propose

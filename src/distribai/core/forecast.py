@@ -14,7 +14,8 @@ steps over the seconds that it is in the round.
 
 Seconds of a step come from what the device did before, else from its benchmark; rates from what was
 measured. A device of which nothing is known yet is taken to be like those of which something is,
-in the median, and where nothing is known of any, from :data:`TYPICAL`; either is then said.
+in the median, and where nothing is known of any, from
+:data:`distribai.core.known.TYPICAL`; either is then said.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Final
 
+from distribai.core.known import TYPICAL, Basis, Known, Overhead
 from distribai.core.pace import EFFICIENCY, FLOPS_PER_WEIGHT
 from distribai.core.paradigms import diloco
 from distribai.core.plan import (
@@ -36,8 +38,6 @@ from distribai.core.plan import (
 )
 from distribai.core.spec import JobSpec
 from distribai.core.traffic import MBPS
-
-Basis = Literal["measured", "benchmark", "typical"]
 
 ROUND_S: Final = 0.5
 """Overhead of a round of a small model: duties, messages, transactions."""
@@ -51,49 +51,6 @@ MOST_MACHINES: Final = 500
 
 FORWARD: Final = 1 / 3
 """What a batch of a held-out loss takes of a training step's time (Kaplan et al. 2020)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Typical:
-    """A machine of which nothing is known: a home's GPU and cable line; or, where it is known to
-    have no GPU, two threads of a CPU (a small model in PyTorch, measured)."""
-
-    up_mbps: float = 10.0
-    down_mbps: float = 40.0
-    operations_per_s: float = 2e12
-    cpu_operations_per_s: float = 8e10
-
-
-TYPICAL: Final = Typical()
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """What is known of one device and its machine; None, 0 or empty: nothing.
-
-    ``operations_per_s`` are what it reached in training, at :data:`FLOPS_PER_WEIGHT` for each
-    parameter and token; ``gflops`` its benchmark's matrix products, 10^9 a second. ``up_mbps`` and
-    ``down_mbps`` are its share of the machine's link. ``month_left`` bytes may still move this
-    month, None: any number.
-    """
-
-    node_id: str = ""
-    device: int = 0
-    type: str = ""
-    operations_per_s: float = 0.0
-    gflops: float = 0.0
-    up_mbps: float = 0.0
-    down_mbps: float = 0.0
-    memory_mb: int = 0
-    month_left: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Overhead:
-    """Seconds of a round that no node computes or transfers in, and from what they are known."""
-
-    seconds: float
-    basis: Basis
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +148,8 @@ def forecast(
     length = _merges_after(spec, parts) + rest
     total = (whole.bytes_up, whole.bytes_down)
     nodes = [_node(spec, part, length, rest, total) for part in parts]
-    share = sum(n.compute_s for n in nodes) / (length * len(nodes))
+    # One that the round does not wait for computes all the while, and no longer than it takes.
+    share = sum(n.compute_share for n in nodes) / len(nodes)
     for known in small:
         why = f"memory: it has {known.memory_mb} MB, and a task needs {need} MB"
         idle = _Part(_draft(spec, parameters, known, legs, usual), 0, math.inf)

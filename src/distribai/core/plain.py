@@ -8,6 +8,7 @@ text (sorted keys, no spaces) is what gets hashed.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import types
@@ -82,8 +83,7 @@ def _read(kind: Any, value: Plain, path: str) -> Any:
 def _read_dataclass(kind: Any, value: Plain, path: str) -> Any:
     if not isinstance(value, dict):
         raise ValueError(f"{path or kind.__name__}: expected a mapping")
-    hints = typing.get_type_hints(kind)
-    fields = {f.name: f for f in dataclasses.fields(kind)}
+    fields, hints = _fields_of(kind)
     unknown = sorted(set(value) - set(fields))
     if unknown:
         raise ValueError(f"{path or kind.__name__}: unknown field {unknown[0]!r}")
@@ -97,6 +97,12 @@ def _read_dataclass(kind: Any, value: Plain, path: str) -> Any:
         ):
             raise ValueError(f"{where}: missing")
     return kind(**found)
+
+
+@functools.cache
+def _fields_of(kind: Any) -> tuple[dict[str, dataclasses.Field[Any]], dict[str, Any]]:
+    """The fields and their types: found out once, for it takes longer than reading a value."""
+    return {f.name: f for f in dataclasses.fields(kind)}, typing.get_type_hints(kind)
 
 
 def _read_union(kind: Any, value: Plain, path: str) -> Any:

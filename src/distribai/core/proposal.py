@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from distribai.core.codecs import begins_within, is_sparse
-from distribai.core.forecast import Forecast, Known, Overhead, forecast
+from distribai.core.forecast import Forecast, forecast
+from distribai.core.known import Known, Overhead
 from distribai.core.plan import parameter_count, plan, validate_spec
 from distribai.core.spec import JobSpec
 from distribai.errors import InvalidSpec

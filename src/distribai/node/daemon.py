@@ -23,13 +23,14 @@ from distribai.core.states import Intent
 from distribai.errors import DistribAIError, UsageError
 from distribai.node import identity
 from distribai.node.benchmark import Meter, worth_telling
-from distribai.node.blobs import BlobClient, Fetcher
+from distribai.node.blobs import BlobClient
 from distribai.node.cache import BlobCache
 from distribai.node.certificate import Certificate
 from distribai.node.clock import Clock, SystemClock, within
 from distribai.node.devices import threads
 from distribai.node.executors import Services
 from distribai.node.feedback import FeedbackStore
+from distribai.node.fetching import Fetcher
 from distribai.node.governor import Governor
 from distribai.node.keeping import HandFiles
 from distribai.node.link import Hello, Link

@@ -1,11 +1,13 @@
-"""Where a grid is reached, and whether with TLS: what follows from the settings alone."""
+"""Where a grid is reached, and whether with TLS, as follows from the settings alone; and the
+sockets it listens on."""
 
 from __future__ import annotations
 
+import os
 import socket
 from ipaddress import ip_address
 
-from distribai.errors import UsageError
+from distribai.errors import Conflict, UsageError
 from distribai.orchestrator.certificates import ServerTls
 from distribai.sections import OrchestratorSettings
 from distribai.tls import PUBLIC
@@ -127,3 +129,31 @@ def join_address(host: str, port: int) -> str:
 def bracketed(host: str) -> str:
     """A host as it stands in a URL."""
     return f"[{host}]" if ":" in host else host
+
+
+def bound(host: str, port: int, flag: str) -> socket.socket:
+    """A socket at that address, which nobody else listens on.
+
+    Raises:
+        Conflict: ``grid.port``.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if os.name == "posix":  # elsewhere the option lets two processes share a port
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except OSError as problem:
+        listener.close()
+        raise port_in_use(host, port, flag) from problem
+    return listener
+
+
+def port_in_use(host: str, port: int, flag: str) -> Conflict:
+    """The address is somebody else's."""
+    return Conflict(
+        "grid.port",
+        f"{join_address(host, port)} cannot be listened on: the port is in use, or the address is "
+        "not this machine's.",
+        f"Stop what uses it, or take another port: {flag} (0 takes any free one).",
+    )

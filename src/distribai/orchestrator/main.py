@@ -230,7 +230,7 @@ class Orchestrator:
         add_NodeServiceServicer_to_server(NodeService(self.grid), server)  # type: ignore[no-untyped-call]
         wanted = self.settings.grpc_port
         # gRPC writes a line of its own about a port that it cannot have.
-        _bound(self.settings.host, wanted, "--grpc-port").close()
+        addresses.bound(self.settings.host, wanted, "--grpc-port").close()
         try:
             where = join_address(self.settings.host, wanted)
             port: int = (
@@ -241,7 +241,7 @@ class Orchestrator:
                 )
             )
         except RuntimeError as problem:
-            raise _port_in_use(self.settings.host, wanted, "--grpc-port") from problem
+            raise addresses.port_in_use(self.settings.host, wanted, "--grpc-port") from problem
         await server.start()
 
         async def stop() -> None:
@@ -254,7 +254,7 @@ class Orchestrator:
         return port
 
     async def _serve_http(self, tls: ServerTls | None) -> int:
-        listener = _bound(self.settings.host, self.settings.http_port, "--http-port")
+        listener = addresses.bound(self.settings.host, self.settings.http_port, "--http-port")
         self._stack.callback(listener.close)
         config = uvicorn.Config(
             create_app(self.grid),
@@ -409,31 +409,4 @@ async def _grid_id(db: Database) -> str:
 def _goodbye() -> pb.SessionEnd:
     return pb.SessionEnd(
         code="grid.unreachable", message="The orchestrator is stopping.", retry=True
-    )
-
-
-def _bound(host: str, port: int, flag: str) -> socket.socket:
-    """A socket at that address, which nobody else listens on.
-
-    Raises:
-        Conflict: ``grid.port``.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        if os.name == "posix":  # elsewhere the option lets two processes share a port
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-    except OSError as problem:
-        listener.close()
-        raise _port_in_use(host, port, flag) from problem
-    return listener
-
-
-def _port_in_use(host: str, port: int, flag: str) -> Conflict:
-    return Conflict(
-        "grid.port",
-        f"{join_address(host, port)} cannot be listened on: the port is in use, or the address is "
-        "not this machine's.",
-        f"Stop what uses it, or take another port: {flag} (0 takes any free one).",
     )

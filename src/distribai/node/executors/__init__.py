@@ -15,11 +15,12 @@ from distribai.core.child import Checkpoints, Gate, LogLine, Ready
 from distribai.core.devices import Speed
 from distribai.core.scan import modules
 from distribai.core.tasks import Assignment, Outcome, Progress
-from distribai.node.blobs import BlobClient, Fetcher
+from distribai.node.blobs import BlobClient
 from distribai.node.cache import BlobCache
 from distribai.node.clock import Clock
 from distribai.node.devices import Place
 from distribai.node.feedback import FeedbackStore
+from distribai.node.fetching import Fetcher
 from distribai.node.keeping import Keeper
 
 

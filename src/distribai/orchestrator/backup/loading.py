@@ -100,6 +100,7 @@ async def restore(
 
     Raises:
         Conflict: ``grid.not_empty``: there is a grid already; ``grid.locked``; ``grid.schema``.
+        UsageError: ``io.file``: the state directory cannot be used.
         NotFound, Integrity, Unavailable: as :func:`check_backup`; ``grid.database`` and
             ``blob.store``: the new grid's stores cannot take it.
     """
@@ -155,7 +156,8 @@ async def empty_place(settings: OrchestratorSettings) -> AsyncIterator[Database]
 
     Raises:
         Conflict: ``grid.not_empty`` or ``grid.locked``.
-        Unavailable: ``grid.database``; ``io.file``: the state directory cannot be made.
+        UsageError: ``io.file``: the state directory cannot be used.
+        Unavailable: ``grid.database``.
     """
     with writing_in(settings.state_dir):
         db = Database(settings.database_url)
@@ -175,10 +177,11 @@ def writing_in(state_dir: Path) -> Iterator[None]:
     """The state directory, made if it is not there.
 
     Raises:
-        Unavailable: ``io.file``: the disk is full or refuses, now or in the block.
+        UsageError: ``io.file``: it cannot be used.
+        Unavailable: ``io.file``: the disk is full or refuses in the block.
     """
+    durable.state_directory(state_dir)
     try:
-        state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         yield
     except OSError as problem:
         raise _refused(state_dir, problem) from problem

@@ -89,7 +89,8 @@ async def move(
         entropy: randomness for the snapshot's name.
 
     Raises:
-        UsageError: ``usage.invalid``: the target is the source.
+        UsageError: ``usage.invalid``: the target is the source; ``io.file``: its state directory
+            cannot be used.
         NotFound: ``grid.missing``: there is no grid at the source.
         Conflict: ``grid.locked``: an orchestrator runs on it; ``grid.not_empty``: there is a grid
             at the target already; ``grid.moved``: it has moved before; ``grid.schema``.

@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from distribai.core.forecast import Forecast, Known, Overhead, fastest, forecast, overhead_of
+from distribai.core.forecast import Forecast, fastest, forecast, overhead_of
+from distribai.core.known import Known, Overhead
 from distribai.core.needs import lacks
 from distribai.core.pace import FLOPS_PER_WEIGHT
 from distribai.core.phases import Measured, RoundTimes, TaskTimes, measure
