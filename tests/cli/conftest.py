@@ -44,7 +44,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def offline(home: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+def offline(home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    # It would lead this process's log into one test's output, for all tests after it.
+    monkeypatch.setattr("distribai.cli.logs.configure", lambda *_, **__: None)
+
     def run(*words: str) -> Done:
         capsys.readouterr()
         status = main(list(words))
