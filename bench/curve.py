@@ -149,24 +149,23 @@ def _plot(rows: list[dict[str, Any]], path: Path) -> None:
         from matplotlib import pyplot
 
         figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
-        for up, down in dict.fromkeys((row["up"], row["down"]) for row in rows):
+        pairs = dict.fromkeys((row["up"], row["down"]) for row in rows)
+        # Lines lie close together: the first and the last of several points say their rounds.
+        several = [pair for pair in pairs if sum((r["up"], r["down"]) == pair for r in rows) > 1]
+        beside = dict.fromkeys(several[:1], (-8, 8)) | dict.fromkeys(several[-1:], (2, -14))
+        for up, down in pairs:
             line = [row for row in rows if (row["up"], row["down"]) == (up, down)]
             x, y = [row["bytes_ratio_ddp"] for row in line], [row["loss"] for row in line]
             axes.plot(x, y, marker="o", label=up if up == down else f"{up} up, {down} down")
-            for row in line:
-                place = (row["bytes_ratio_ddp"], row["loss"])
-                axes.annotate(
-                    f"H {row['inner_steps']}",
-                    place,
-                    (4, 4),
-                    textcoords="offset points",
-                    fontsize=8,
-                )
+            if offset := beside.get((up, down)):
+                for place, row in zip(zip(x, y, strict=True), line, strict=True):
+                    text = f"H {row['inner_steps']}"
+                    axes.annotate(text, place, offset, textcoords="offset points", fontsize=8)
         axes.set_xscale("log")
-        axes.set_yscale("log")
+        axes.xaxis.set_major_formatter("{x:g}")
         axes.set_xlabel("times fewer bytes than data-parallel training in fp32, K = 4")
         axes.set_ylabel("held-out loss at equal tokens")
-        axes.grid(alpha=0.3, which="both")
+        axes.grid(alpha=0.3)
         axes.legend(framealpha=0)
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, transparent=True, metadata={"Date": None})

@@ -246,7 +246,7 @@ register(
     node__month="The bytes that a machine's owner gives each month are used up.",
     node__join="The node has not joined a grid yet.",
     node__locked="Another node daemon already runs in this state directory.",
-    grid__locked="Another orchestrator already runs on this database file.",
+    grid__locked="An orchestrator already runs on this database.",
     grid__port="The port is already in use.",
     grid__ca="The grid's certificate authority is another one than was promised, or is none.",
     grid__blobs="The blob store is empty, or another grid's.",

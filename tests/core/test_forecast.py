@@ -105,8 +105,8 @@ def test_what_is_guessed_is_said_for_each_kind_of_guess() -> None:
     found = forecast(spec, machines, overhead_of(spec, 1.0))
     assert [text.split(";")[0] for text in found.assumed] == [
         "1 more must come",
-        "1 of 2 nodes has moved too little to know its link",
-        "1 of 2 nodes has never trained here",
+        "1 of 2 nodes moved too little to know the link",
+        "1 of 2 nodes never trained here",
     ]
     a = next(n for n in found.nodes if n.node_id == "a")
     assert a.step_s == pytest.approx(operations(spec) / (1e11 * EFFICIENCY))

@@ -14,7 +14,7 @@ from sqlalchemy import text
 from distribai.core.spec import BlobRef
 from distribai.errors import Conflict, DistribAIError, Integrity, NotFound, UsageError
 from distribai.orchestrator.backup import back_up, move, moving, survey, undo, upgrade_schema
-from distribai.orchestrator.backup.existing import existing
+from distribai.orchestrator.backup.existing import closed, existing
 from distribai.orchestrator.places import MOVED, check_here, moved_to
 from distribai.store import leases
 from distribai.store.blobs import BlobStore, blob_key
@@ -211,7 +211,27 @@ async def test_a_grid_that_was_moved_starts_in_its_new_place_alone_until_that_is
     assert str(tmp_path / "elsewhere") in caught.value.message
     async with existing(target) as new:
         await check_here(new)
+    with pytest.raises(UsageError, match="looked at first"):
+        await undo(source, "sqlite:///another.sqlite3")
+    assert await undo(source, check=True) == shown(target.database_url)
+    with pytest.raises(Conflict):
+        await check_here(world.grid.db)
+    async with existing(target) as new:
+        with closed(new), pytest.raises(Conflict, match="runs in the new place") as caught:
+            await undo(source)
+    assert caught.value.code == "grid.locked"
     assert await undo(source) == shown(target.database_url)
+    await check_here(world.grid.db)
+
+
+async def test_a_grid_whose_new_place_is_lost_can_be_taken_back(
+    world: World, tmp_path: Path
+) -> None:
+    await with_a_blob(world)
+    source, target = settings_of(world), place(tmp_path / "elsewhere")
+    await move(source, target)
+    target.database_file.unlink()
+    await undo(source)
     await check_here(world.grid.db)
 
 

@@ -80,13 +80,14 @@ def migrate(
     orchestrator must be stopped; nodes may wait. Interrupted it can be run again. Afterwards start
     the orchestrator on the new place. The old database notes where its grid went, and no
     orchestrator starts on it any more, until --undo, given with the old --state-dir and --db, takes
-    that back: what was done in the new place since is then lost.
+    that back: what was done in the new place since is then lost. No orchestrator may run there, so
+    --undo looks; it needs the new address as --to-db if that has a password.
     """
     settings = (place or Place()).settings()
     source = settings.orchestrator()
     target = (to or NewPlace()).settings(source)
     if undo:
-        _undo(source, target, as_json)
+        _undo(source, to or NewPlace(), check, as_json)
     elif target is None:
         _upgrade(source, check, as_json)
     elif check:
@@ -95,20 +96,21 @@ def migrate(
         _move(settings, source, target, incomplete, as_json)
 
 
-def _undo(source: OrchestratorSettings, target: OrchestratorSettings | None, as_json: bool) -> None:
+def _undo(source: OrchestratorSettings, to: NewPlace, check: bool, as_json: bool) -> None:
     from distribai.orchestrator.backup import undo
 
-    if target is not None:
+    if to.to_blobs is not None or to.to_state_dir is not None:
         raise UsageError(
             "usage.invalid",
             "--undo takes a move back; it moves nothing.",
-            "Leave --to-db, --to-blobs and --to-state-dir out.",
+            "Leave --to-blobs and --to-state-dir out; --to-db may say where the grid went.",
         )
-    there = asyncio.run(undo(source))
+    there = asyncio.run(undo(source, to.to_db, check))
     if as_json:
-        output.document({"undone": there})
+        output.document({"undone": None if check else there, "moved_to": there})
         return
-    output.data(f"The grid may start here again. Never start an orchestrator on {there}.")
+    may = "could" if check else "may"
+    output.data(f"The grid {may} start here again. Never start an orchestrator on {there}.")
 
 
 def _upgrade(source: OrchestratorSettings, check: bool, as_json: bool) -> None:

@@ -350,12 +350,12 @@ def _assumed(
     for count, what in (
         (
             sum(n.link_basis == "typical" for n in here),
-            f"has moved too little to know its link; where it is not known, {line}",
+            f"moved too little to know the link; where it is not known, {line}",
         ),
-        (sum(n.step_basis == "typical" for n in here), f"has an unknown speed; {speed}"),
+        (sum(n.step_basis == "typical" for n in here), f"of unknown speed; {speed}"),
         (
             sum(n.step_basis == "benchmark" for n in here),
-            f"has never trained here; {EFFICIENCY:.0%} of its benchmark",
+            f"never trained here; {EFFICIENCY:.0%} of its benchmark",
         ),
     ):
         if count:

@@ -36,7 +36,7 @@ CHANGED: Final = {"rounds": ("inner_steps", "codec_up", "codec_down"), "outer": 
 
 CODECS: Final = ("int3", "int2", "sparse")
 """What is tried instead of the job's own codecs, both ways, the least harmful first: int3 cost
-nothing in 40 rounds, int2 up to 1 % (docs/explanation/silence.md)."""
+nothing in 40 rounds, int2 1 to 2 % (docs/explanation/silence.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,8 @@ def propose(
         words += f", and {best.compute_share:.0%} with it"
     if chosen is not spec and is_sparse(chosen.rounds.codec_up):
         words += "; sparse codecs are for long runs and cost some of the loss in short ones"
+    if chosen is not spec and chosen.rounds.codec_up == "int2":
+        words += "; int2 both ways costs up to 2 % of the loss in short runs"
     if best.compute_share < TARGET:
         words += (
             f"; nothing with at least {LEAST_ROUNDS} rounds reaches {TARGET:.0%}, more steps would "

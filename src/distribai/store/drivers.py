@@ -59,6 +59,10 @@ def driver_url(url: str) -> URL:
     return parsed
 
 
+HIDDEN = "***"
+"""What stands for a password in :func:`shown`."""
+
+
 def shown(url: str) -> str:
     """A database's URL as it may be shown and written down: ``***`` for a password, nothing of one
     in its query, and the whole path of a file."""

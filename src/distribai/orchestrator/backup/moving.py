@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from distribai.errors import Conflict, Integrity, UsageError
+from distribai.errors import Conflict, Integrity, Unavailable, UsageError
 from distribai.orchestrator import places
 from distribai.orchestrator.backup.copying import (
     NO_LIMIT,
@@ -53,7 +53,7 @@ from distribai.orchestrator.backup.saving import (
 )
 from distribai.sections import OrchestratorSettings
 from distribai.store.blobs import BlobStore
-from distribai.store.drivers import shown
+from distribai.store.drivers import HIDDEN, shown
 from distribai.store.engine import Database
 from distribai.store.statements import fleet
 from distribai.store.tables import meta, metadata
@@ -146,13 +146,22 @@ async def survey(
             return describe(Layout(work), "check", snapshot, wanted, Copied(), {})
 
 
-async def undo(source: OrchestratorSettings) -> str:
+async def undo(source: OrchestratorSettings, new_db: str | None = None, check: bool = False) -> str:
     """Let orchestrators start again on a database from which the grid was moved away; where to.
 
+    Where it went is looked at first, if it is still there: no orchestrator may run on it, or one
+    grid would be two.
+
+    Args:
+        source: the settings from before the move.
+        new_db: the new database's URL, needed if what was noted of it leaves a password out.
+        check: only look.
+
     Raises:
-        UsageError: ``usage.invalid``: it was not.
+        UsageError: ``usage.invalid``: the grid was not moved, or to another database than
+            ``new_db``, or to one that only a password opens.
         NotFound: ``grid.missing``.
-        Conflict: ``grid.locked``: an orchestrator is starting on it.
+        Conflict: ``grid.locked``: an orchestrator runs in the new place, or starts on this one.
         Unavailable: ``grid.database``.
     """
     async with existing(source) as db:
@@ -164,9 +173,44 @@ async def undo(source: OrchestratorSettings) -> str:
                     "This grid was not moved away, so there is nothing to undo.",
                     "Give the --state-dir and --db that it had before it was moved.",
                 )
-            async with db.write() as tx:
-                await fleet.drop_fact(tx, places.MOVED)
+            if shown(new_db or there) != there or (new_db is None and HIDDEN in there):
+                raise UsageError(
+                    "usage.invalid",
+                    f"This grid was moved to {there}, which must be looked at first.",
+                    "Give that place, with its password, as --to-db.",
+                )
+            await _check_left(new_db or there)
+            if not check:
+                async with db.write() as tx:
+                    await fleet.drop_fact(tx, places.MOVED)
             return there
+
+
+async def _check_left(url: str) -> None:
+    """Refuse a new place on which an orchestrator runs. One that is lost is no obstacle.
+
+    Raises:
+        Conflict: ``grid.locked``.
+    """
+    try:
+        new = Database(url)
+    except Unavailable:
+        return
+    try:
+        if new.dialect == "sqlite" and not new.path.exists():
+            return
+        with closed(new):
+            await check_resting(new)
+    except Unavailable:
+        return
+    except Conflict as problem:
+        raise Conflict(
+            "grid.locked",
+            f"An orchestrator runs in the new place: {problem.message}",
+            "Stop every orchestrator there first: one grid must not run twice.",
+        ) from problem
+    finally:
+        await new.close()
 
 
 async def _moved_to(db: Database) -> str | None:
