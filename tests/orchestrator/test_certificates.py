@@ -1,19 +1,26 @@
 from __future__ import annotations
 
+import base64
 import ssl
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding
 
-from distribai.errors import Conflict, UsageError
+from distribai.errors import Conflict, NotAllowed, UsageError
 from distribai.orchestrator import certificates
 from distribai.orchestrator.certificates import (
     CA_CERT,
     CA_DAYS,
     CA_KEY,
+    CURVE,
+    check_shown,
     ensure_authority,
+    node_certificate,
     own_certificate,
     server_certificate,
     set_aside,
@@ -139,3 +146,36 @@ def test_an_operator_s_certificate_that_cannot_be_used_is_refused_at_the_start(
         with pytest.raises(UsageError) as caught:
             own_certificate(*files, NOW)
         assert caught.value.field == "orchestrator.tls_cert"
+
+
+def of_version(number: int, der: bytes, mark: bytes, label: str) -> str:
+    """The same in PEM, with another version behind ``mark``."""
+    at = der.index(mark) + len(mark)
+    spoilt = der[:at] + bytes([number]) + der[at + 1 :]
+    body = base64.encodebytes(spoilt).decode()
+    return f"-----BEGIN {label}-----\n{body}-----END {label}-----\n"
+
+
+@pytest.mark.parametrize("number", [1, 3, 127])
+def test_a_version_that_nobody_knows_is_refused(tmp_path: Path, number: int) -> None:
+    authority = ensure_authority(tmp_path, NOW)
+    request = (
+        x509.CertificateSigningRequestBuilder()
+        .subject_name(x509.Name([]))
+        .sign(ec.generate_private_key(CURVE), hashes.SHA256())
+    )
+    pem = request.public_bytes(Encoding.PEM).decode()
+    shown = node_certificate(authority, "node_a", pem, NOW, 60.0)
+    check_shown(authority, shown.public_bytes(Encoding.PEM), "node_a", NOW)
+    asked = of_version(
+        number, request.public_bytes(Encoding.DER), b"\x02\x01", "CERTIFICATE REQUEST"
+    )
+    with pytest.raises(NotAllowed) as caught:
+        node_certificate(authority, "node_a", asked, NOW, 60.0)
+    assert caught.value.code == "node.certificate"
+    spoilt = of_version(
+        number, shown.public_bytes(Encoding.DER), b"\xa0\x03\x02\x01", "CERTIFICATE"
+    )
+    with pytest.raises(NotAllowed) as caught:
+        check_shown(authority, spoilt.encode(), "node_a", NOW)
+    assert caught.value.code == "node.certificate"

@@ -111,12 +111,33 @@ async def test_what_is_not_quite_the_grid_s_token_opens_nothing(world: World) ->
         joined({**head, "alg": "none"}, body, ""),
         f"{plain}.{mac.rstrip('=')}",
         joined({"alg": "EdDSA", "kid": 5}, body, signature),
+        joined({"alg": "EdDSA", "kid": ["["] * 9}, body, signature),
         "a.b.c",
         "..",
         "." * 5000,
         node.token + "." + "x" * 5000,
     ):
         assert await code(world, token) == "auth.invalid", token[:60]
+
+
+@pytest.mark.parametrize("odd", ["\ud800", "\0", "é", "%", "x" * 33])
+async def test_what_no_database_and_no_answer_can_hold_is_refused_in_a_header(
+    any_world: World, odd: str
+) -> None:
+    """Anybody can send one: a header is read before it is known who has signed it."""
+    world = any_world
+    node = await world.node("a")
+    head, body, signature = parts(node.token)
+    for changes in ({"kid": odd}, {"kid": head["kid"] + odd}, {"crit": [odd], odd: 1}):
+        token = joined({**head, **changes}, body, signature)
+        with pytest.raises(DistribAIError) as caught:
+            await callers.verify_token(world.grid, token)
+        assert caught.value.code == "auth.invalid", changes
+        caught.value.message.encode()
+        async with world.grid.db.read() as tx:
+            with pytest.raises(DistribAIError) as caught:
+                await passes.check_challenge(world.grid, tx, token)
+        assert caught.value.code == "auth.invalid", changes
 
 
 async def test_a_token_ends_and_the_running_session_has_had_the_next_one_by_then(

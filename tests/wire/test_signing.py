@@ -3,7 +3,10 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import (
+    Ed25519PrivateKey,
+    Ed25519PublicKey,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -79,3 +82,57 @@ def test_a_signature_survives_the_wire(metrics: dict[str, float], reason: str, t
         pb.TaskResult.FromString(message.SerializeToString())
     )
     signing.verify_outcome(PUBLIC, signature, read)
+
+
+P = 2**255 - 19
+D = -121665 * pow(121666, -1, P) % P
+IDENTITY = (0, 1)
+Point = tuple[int, int]
+
+
+def add(a: Point, b: Point) -> Point:
+    """On the curve -x^2 + y^2 = 1 + d x^2 y^2 (RFC 8032, 5.1), in plain fractions."""
+    (x1, y1), (x2, y2) = a, b
+    product = D * x1 * x2 * y1 * y2
+    x = (x1 * y2 + x2 * y1) * pow(1 + product, -1, P)
+    y = (y1 * y2 + x1 * x2) * pow(1 - product, -1, P)
+    return x % P, y % P
+
+
+def times(k: int, point: Point) -> Point:
+    found = IDENTITY
+    for _ in range(k):
+        found = add(found, point)
+    return found
+
+
+def root(square: int) -> int | None:
+    """A square root modulo p (RFC 8032, 5.1.3)."""
+    x = pow(square, (P + 3) // 8, P)
+    for candidate in (x, x * pow(2, (P - 1) // 4, P) % P):
+        if candidate * candidate % P == square % P:
+            return candidate
+    return None
+
+
+def points(y: int) -> set[Point]:
+    """Those of the curve that have this y."""
+    x = root((y * y - 1) * pow(D * y * y + 1, -1, P))
+    return set() if x is None else {(x, y % P), (-x % P, y % P)}
+
+
+def test_a_key_of_small_order_signs_nothing() -> None:
+    ys = [int.from_bytes(y, "little") for y in signing._SMALL_ORDER]
+    small = {point for y in ys for point in points(y)}
+    assert len(small) == 8, "all there are"
+    assert all(times(8, point) == IDENTITY for point in small)
+    # Beside y itself, y + p is read as y where it fits into 255 bits.
+    assert {y % P + k for y in ys for k in (0, P) if y % P + k < 2**255} == set(ys)
+    for y in signing._SMALL_ORDER:
+        for public in (y, y[:31] + bytes([y[31] | 0x80])):
+            for r in signing._SMALL_ORDER:
+                with pytest.raises(NotAllowed) as caught:
+                    signing.verify_register(public, r + bytes(32), "g", b"n")
+                assert caught.value.code == "node.key"
+    everything = bytes([1]) + bytes(31)
+    Ed25519PublicKey.from_public_bytes(everything).verify(everything + bytes(32), b"the library")

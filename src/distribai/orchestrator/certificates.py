@@ -201,7 +201,7 @@ def check_shown(authority: Authority, shown: bytes, node_id: str, now: datetime)
     try:
         cert = x509.load_pem_x509_certificate(shown)
         cert.verify_directly_issued_by(authority.cert)
-    except (ValueError, TypeError, InvalidSignature) as problem:
+    except (ValueError, TypeError, InvalidSignature, x509.InvalidVersion) as problem:
         raise _not_shown("is none of the grid's CA") from problem
     names = cert.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     if [name.value for name in names] != [node_id]:
@@ -229,7 +229,7 @@ def _requested_key(request: str) -> ec.EllipticCurvePublicKey:
         if not isinstance(public, ec.EllipticCurvePublicKey) or public.curve.name != CURVE.name:
             raise _refused("its key is not one of P-256")
         signed = read.is_signature_valid
-    except (ValueError, UnsupportedAlgorithm) as problem:
+    except (ValueError, UnsupportedAlgorithm, x509.InvalidVersion) as problem:
         raise _refused("it is no PKCS #10 in PEM") from problem
     if not signed:
         raise _refused("its key has not signed it")

@@ -21,6 +21,22 @@ REGISTER = b"distribai-register-v1"
 CERTIFY = b"distribai-certify-v1"
 RESULT = b"distribai-result-v1"
 
+_SMALL_ORDER = frozenset(
+    bytes.fromhex(y)
+    for y in (
+        "0100000000000000000000000000000000000000000000000000000000000000",
+        "eeffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+        "ecffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+        "0000000000000000000000000000000000000000000000000000000000000000",
+        "edffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+        "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05",
+        "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a",
+    )
+)
+"""Every y, little-endian, of the eight points whose order divides 8: 1 and p + 1 (order 1), p - 1
+(2), 0 and p (4), and two of order 8. From libsodium (``ge25519_has_small_order``), which like this
+does not look at the last bit, the sign of x."""
+
 
 def register_message(grid_id: str, nonce: bytes) -> bytes:
     """The bytes that answer a challenge: purpose, 0, grid id, 0, nonce."""
@@ -89,8 +105,17 @@ def verify_outcome(public_key: bytes, signature: bytes, outcome: Outcome) -> Non
 
 
 def _verify(public_key: bytes, signature: bytes, message: bytes, what: str) -> None:
+    """Check one signature.
+
+    A key of small order is refused: there are signatures that it "makes" of most messages, or of
+    all, without anybody having a private key (Chalkias, Garillot, Nikolaenko: Taming the many
+    EdDSAs, 2020), and RFC 8032 leaves it to the verifier whether to take it.
+    """
     try:
-        Ed25519PublicKey.from_public_bytes(public_key).verify(signature, message)
+        key = Ed25519PublicKey.from_public_bytes(public_key)
+        if public_key[:31] + bytes([public_key[31] & 0x7F]) in _SMALL_ORDER:
+            raise InvalidSignature
+        key.verify(signature, message)
     except (InvalidSignature, ValueError) as problem:
         raise NotAllowed(
             "node.key",

@@ -21,6 +21,7 @@ import asyncio
 import base64
 import hashlib
 import math
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +58,8 @@ ALGORITHM = "EdDSA"
 MAX_TOKEN = 2048
 _FACT = "token_key."
 _CLAIMS = ("iss", "aud", "iat", "exp")
+_KID = re.compile("[A-Za-z0-9_-]{1,32}")
+"""What :func:`ready` may name a key: base64url. Nothing else is asked of the database."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +178,9 @@ async def _claims(
             },
         )
     except jwt.PyJWTError as problem:
-        raise _refused(str(problem)) from problem
+        # It may repeat what stands in the token, which no answer could be written with.
+        why = str(problem).encode("ascii", "backslashreplace").decode()
+        raise _refused(why) from problem
     begin, end = claims["iat"], claims["exp"]
     if not all(type(t) in (int, float) for t in (begin, end)):
         raise _refused("its times are no numbers")
@@ -205,7 +210,7 @@ async def renew(grid: Grid, now: float) -> int:
 async def _public_key(grid: Grid, tx: Tx, kid: str) -> Ed25519PublicKey:
     known = grid.ring.known
     if kid not in known:
-        value = await fleet.fact(tx, _FACT + kid) if 0 < len(kid) <= 32 else None
+        value = await fleet.fact(tx, _FACT + kid) if _KID.fullmatch(kid) else None
         if value is None:
             raise _refused("nobody here has signed it")
         public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(value.split()[0]))
