@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -74,9 +75,11 @@ async def test_what_the_leader_has_read_is_told_to_the_others_once(
     assert ours.take() == Changes(some=True, nodes={"n1"}, jobs={"j2"}), "and not by itself again"
     other.heard(message)
     assert theirs.take() == Changes(some=True, nodes={"n1"}, jobs={"j2"})
+    await second.grid.news.catch_up(second.grid)
+    assert theirs.take() == Changes(some=True, nodes={"n1"}, jobs={"j2"}), "what is read counts"
     other.heard(message)
     await second.grid.news.catch_up(second.grid)
-    assert not theirs.take(), "neither a second message nor the outbox tells it again"
+    assert not theirs.take(), "then neither a second message nor the outbox tells it again"
 
 
 async def test_a_row_that_was_not_relayed_is_told_when_it_is_read(
@@ -93,7 +96,31 @@ async def test_a_row_that_was_not_relayed_is_told_when_it_is_read(
     leading(second).heard(hints.next_message())
     assert theirs.take().nodes == {"n2"}
     await second.grid.news.catch_up(second.grid)
-    assert theirs.take().nodes == {"n1"}
+    assert theirs.take().nodes == {"n1", "n2"}
+
+
+async def test_a_message_of_a_stranger_keeps_no_news_back_and_is_not_remembered(
+    two: tuple[World, World],
+) -> None:
+    """Every role that may connect to the database can send one, with keys of rows to come."""
+    _, second = two
+    news, other = second.grid.news, leading(second)
+    theirs = await box_of(second)
+    assert news._cursor is not None
+    epoch, xid, row_id = news._cursor
+    forged = [
+        [epoch + later, xid + i, row_id + j, "job.queued", "j"]
+        for later in (0, 2**40)
+        for i in range(9)
+        for j in range(1, 9)
+    ]
+    other.heard(f"stranger\n{json.dumps(forged)}")
+    theirs.take()
+    assert not news._told
+    async with second.grid.db.write() as tx:
+        await outbox.append(tx, [Change("job.queued", "j")])
+    await news.catch_up(second.grid)
+    assert theirs.take().jobs == {"j"}, "told early, when there was nothing to see, and now"
 
 
 async def test_messages_are_as_long_as_postgresql_takes_and_tell_everything(world: World) -> None:
@@ -134,7 +161,23 @@ async def test_reports_and_queued_tasks_are_the_duties_own_and_only_hinted_at(
 
 @pytest.mark.parametrize(
     "message",
-    ["another", "another\nwhat?", "another\n[[1]]", "another\n5", 'another\n[["a", 1, 2, "k"]]'],
+    [
+        "another",
+        "another\nwhat?",
+        "another\n[[1]]",
+        "another\n5",
+        'another\n[["a", 1, 2, "k"]]',
+        'another\n[[1e999, 1, 1, "k"]]',
+        'another\n[[NaN, 1, 1, "k"]]',
+        'another\n[[9e9, 1, 1, "k"]]',
+        f'another\n[[{"9" * 5000}, 1, 1, "k"]]',
+        "another\n[[99, 1, 1]]",
+        'another\n[[99, 1, 1, "k", 5]]',
+        'another\n[[99, 1, 1, "k", "j", "t", "n", "p", "more"]]',
+        'another\n[[99, 1, 1, "k", "\\ud800"]]',
+        'another\n[[99, 1, 1, "k", "j", "t", "\\u0000"]]',
+        "another\n" + "[" * 7000,
+    ],
 )
 async def test_what_cannot_be_read_is_a_hint(world: World, message: str) -> None:
     """An older replica tells its name alone, a newer one may tell what is not known yet."""

@@ -5,6 +5,10 @@ then. The one that leads reads every row at once; it *relays* to the others what
 nodes and of tasks that have an end, whichever replica they belong to. So the others need not read
 the outbox for it, but each :data:`WALK_S` seconds: a message may be lost, and costs time then,
 never work. A message is the sender's name, then a line of JSON if it relays.
+
+PostgreSQL lets every role that may connect to the database send such a message. So what is heard is
+read as a stranger's: it can have this process look where nothing is, and never keep it from
+anything (``orchestrator.news``).
 """
 
 from __future__ import annotations
@@ -98,11 +102,9 @@ class Hints:
 
     def _take(self, relayed: str) -> None:
         try:
-            rows = [
-                ((int(epoch), int(xid), int(row_id)), Told(*map(str, about)))
-                for epoch, xid, row_id, *about in json.loads(relayed)
-            ]
-        except (TypeError, ValueError):  # more than a message holds, or another version's
+            rows = [_row(*row) for row in json.loads(relayed)]
+        except (TypeError, ValueError, RecursionError):
+            # More than a message holds, another version's, or nobody's of this grid.
             self._hurry.set()
             return
         for key, told in rows:
@@ -159,3 +161,20 @@ class Hints:
                     await asyncio.wait_for(self._due.wait(), min(LEAD_S, tick))
             else:
                 await grid.wake.wait(looked, tick)
+
+
+def _row(epoch: object, xid: object, row_id: object, *about: object) -> tuple[Cursor, Told]:
+    """One relayed row.
+
+    Raises:
+        TypeError: it is none.
+        ValueError: a text that no database can be asked for.
+    """
+    if not (isinstance(epoch, int) and isinstance(xid, int) and isinstance(row_id, int)):
+        raise TypeError("a row's key is three whole numbers")
+    texts = [text for text in about if isinstance(text, str)]
+    if len(texts) != len(about):
+        raise TypeError("what a row is about is text")
+    if not all(text.isascii() and "\0" not in text for text in texts):
+        raise ValueError("kinds and ids are ASCII")
+    return (epoch, xid, row_id), Told(*texts)

@@ -5,8 +5,8 @@ row once, as soon as it is visible, and puts what it is about into the :class:`B
 wants that kind. A box says where to look, never what is there: who opens it asks the database. So a
 row may be told twice, and rows are told before everything before them is settled; the cursor alone
 waits for that (``store.outbox``), which is why no late commit is lost. Another process may have
-read a row before and say so (``orchestrator.hints``): then it is told at once, and not again when
-it is read here.
+read a row before and say so (``orchestrator.hints``): then it is told at once, and once more when
+it is read here, for what was said may have been wrong, or said before there was anything to see.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class News:
         self._of_nodes: list[Box] = []
         self._of_task: dict[str, list[Box]] = {}
         self._cursor: Cursor | None = None
-        self._told: set[Cursor] = set()  # not behind the cursor yet
+        self._told: set[Cursor] = set()  # read here, and not behind the cursor yet
         self.listener: Callable[[Cursor, Told], None] | None = None
         """Called with each row that is read here for the first time."""
         self._lock = asyncio.Lock()
@@ -165,7 +165,8 @@ class News:
         for row in rows:
             key = (row.epoch, row.xid, row.id)
             told = Told(row.kind, row.job_id, row.task_id, row.node_id, row.phase)
-            if self._is_new(key):
+            if key not in self._told:
+                self._told.add(key)
                 self._tell(told)
                 if self.listener is not None:
                     self.listener(key, told)
@@ -175,16 +176,10 @@ class News:
         return len(rows) == PAGE and bool(rows[-1].settled)
 
     def relayed(self, key: Cursor, told: Told) -> None:
-        """Another process has read a row of the outbox."""
-        if self._is_new(key):
+        """Another process has read a row of the outbox; so it says. Nothing of it is kept. Until
+        the first page is read everything is told of anyway."""
+        if self._cursor is not None and key > self._cursor and key not in self._told:
             self._tell(told)
-
-    def _is_new(self, key: Cursor) -> bool:
-        """Whether a row is told now for the first time; until the first page is read all is."""
-        if self._cursor is None or key <= self._cursor or key in self._told:
-            return False
-        self._told.add(key)
-        return True
 
     def _tell(self, row: Told) -> None:
         for box in (*self._boxes, *self._of_task.get(row.task_id, ())):
