@@ -14,13 +14,15 @@ from sqlalchemy import text
 from distribai.core.spec import BlobRef
 from distribai.errors import Conflict, DistribAIError, Integrity, NotFound, UsageError
 from distribai.orchestrator.backup import back_up, move, moving, survey, undo, upgrade_schema
-from distribai.orchestrator.backup.existing import closed, existing
+from distribai.orchestrator.backup.existing import closed, existing, lock_resting
+from distribai.orchestrator.main import Orchestrator
 from distribai.orchestrator.places import MOVED, check_here, moved_to
 from distribai.store import leases
 from distribai.store.blobs import BlobStore, blob_key
 from distribai.store.drivers import shown
 from distribai.store.engine import Database
 from distribai.store.lock import FileLock
+from distribai.store.migrate import migrate
 from distribai.store.statements import fleet, records
 from tests.orchestrator.harness import World
 from tests.orchestrator.test_backup import (
@@ -33,6 +35,7 @@ from tests.orchestrator.test_backup import (
     settings_of,
     started,
 )
+from tests.store.databases import new_postgres
 
 __all__ = ["empty"]
 
@@ -59,6 +62,11 @@ async def with_a_blob(world: World, data: bytes = b"weights") -> BlobRef:
 
 def on_disk(world: World, ref: BlobRef) -> Path:
     return world.root / "blobs" / blob_key(ref.sha256)
+
+
+async def here(db: Database) -> None:
+    async with db.read() as tx:
+        await check_here(tx)
 
 
 async def rows_left(world: World) -> dict[str, list[dict[str, Any]]]:
@@ -186,6 +194,8 @@ async def test_a_place_that_is_taken_or_the_same_is_refused(world: World, tmp_pa
     await move(source, place(root))
     again = await refusal(source, place(root))
     assert (again.code, str(root) in again.message) == ("grid.moved", True)
+    assert "complete" in again.message
+    assert "run the same" not in str(again.hint)
     with pytest.raises(Conflict) as caught:
         await survey(source, place(root))
     assert caught.value.code == "grid.moved"
@@ -201,27 +211,27 @@ async def test_a_grid_that_was_moved_starts_in_its_new_place_alone_until_that_is
 ) -> None:
     await with_a_blob(world)
     source, target = settings_of(world), place(tmp_path / "elsewhere")
-    await check_here(world.grid.db)
+    await here(world.grid.db)
     with pytest.raises(UsageError):
         await undo(source)
     await move(source, target)
     with pytest.raises(Conflict) as caught:
-        await check_here(world.grid.db)
+        await here(world.grid.db)
     assert caught.value.code == "grid.moved"
     assert str(tmp_path / "elsewhere") in caught.value.message
     async with existing(target) as new:
-        await check_here(new)
+        await here(new)
     with pytest.raises(UsageError, match="looked at first"):
         await undo(source, "sqlite:///another.sqlite3")
     assert await undo(source, check=True) == shown(target.database_url)
     with pytest.raises(Conflict):
-        await check_here(world.grid.db)
+        await here(world.grid.db)
     async with existing(target) as new:
         with closed(new), pytest.raises(Conflict, match="runs in the new place") as caught:
             await undo(source)
     assert caught.value.code == "grid.locked"
     assert await undo(source) == shown(target.database_url)
-    await check_here(world.grid.db)
+    await here(world.grid.db)
 
 
 async def test_a_grid_whose_new_place_is_lost_can_be_taken_back(
@@ -232,7 +242,7 @@ async def test_a_grid_whose_new_place_is_lost_can_be_taken_back(
     await move(source, target)
     target.database_file.unlink()
     await undo(source)
-    await check_here(world.grid.db)
+    await here(world.grid.db)
 
 
 async def test_a_move_that_dies_between_its_two_commits_is_nowhere_and_can_be_finished(
@@ -243,8 +253,8 @@ async def test_a_move_that_dies_between_its_two_commits_is_nowhere_and_can_be_fi
     before = await rows_of(world.grid.db)
     leave = moving._leave
 
-    async def leave_and_die(old: Database, there: str) -> None:
-        await leave(old, there)
+    async def leave_and_die(*args: Any) -> None:
+        await leave(*args)
         raise Stop
 
     with monkeypatch.context() as patched:
@@ -252,14 +262,93 @@ async def test_a_move_that_dies_between_its_two_commits_is_nowhere_and_can_be_fi
         with pytest.raises(Stop):
             await move(source, target)
     with pytest.raises(Conflict):
-        await check_here(world.grid.db)
+        await here(world.grid.db)
     with pytest.raises(NotFound):
         await back_up(target, tmp_path / "none")
     assert (await refusal(source, place(tmp_path / "third"))).code == "grid.moved"
+    stranger = Database(target.database_url)
+    await migrate(stranger)
+    await stranger.close()
+    assert (await refusal(source, target)).code == "grid.not_empty", "another grid's by now"
+    target.database_file.unlink()
     await move(source, target)
     async with existing(target) as db:
-        await check_here(db)
+        await here(db)
         assert await rows_of(db) == before
+
+
+@pytest.mark.parametrize("stays", [True, False])
+async def test_a_replica_that_works_while_rows_are_copied_keeps_the_grid_where_it_is(
+    tmp_path: Path, postgres: str, monkeypatch: pytest.MonkeyPatch, stays: bool
+) -> None:
+    """Also one that has stopped again: what it did is not in the new place."""
+    world = await World(tmp_path, await new_postgres(postgres)).open()
+    try:
+        await with_a_blob(world)
+        source, target = settings_of(world), place(tmp_path / "elsewhere")
+        fill = moving.fill
+
+        async def fill_late(*args: Any, **options: Any) -> int:
+            async with existing(source) as db:  # on PostgreSQL's own clock
+                async with db.write() as tx:
+                    await leases.take_duty(tx, "control", "replica", 3600.0)
+                if not stays:
+                    async with db.write() as tx:
+                        await leases.drop_duties(tx, "replica")
+            return await fill(*args, **options)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(moving, "fill", fill_late)
+            assert (await refusal(source, target)).code == "grid.locked"
+        assert await moved_to(world.grid.db) is None
+        with pytest.raises(NotFound):
+            await back_up(target, tmp_path / "none")
+        async with existing(source) as db, db.write() as tx:
+            await leases.drop_duties(tx, None)
+        await move(source, target)
+    finally:
+        await world.close()
+
+
+async def test_a_replica_that_slipped_through_ends_with_its_next_lease(
+    tmp_path: Path, postgres: str
+) -> None:
+    world = await World(tmp_path, await new_postgres(postgres)).open()
+    try:
+        db = world.grid.db
+        async with db.write() as tx:
+            await lock_resting(tx, tx.now)
+            late = [
+                asyncio.create_task(world.duties.control()),
+                asyncio.create_task(world.duties.verify()),
+            ]
+            await asyncio.wait(late, timeout=0.5)
+            assert not any(task.done() for task in late), "they wait for the move"
+            await fleet.set_fact(tx, MOVED, "elsewhere")
+        for ended in await asyncio.gather(*late, return_exceptions=True):
+            assert isinstance(ended, Conflict)
+            assert ended.code == "grid.moved"
+        async with db.read() as tx:
+            assert await leases.held_until(tx) == 0.0, "and has no lease"
+    finally:
+        await world.close()
+
+
+async def test_the_process_ends_when_the_grid_is_here_no_more(
+    tmp_path: Path, postgres: str
+) -> None:
+    settings = replace(place(tmp_path, await new_postgres(postgres)), grpc_port=0, http_port=0)
+    settings = replace(settings, liveness=replace(settings.liveness, replica_s=1.0, tick_s=0.2))
+    orchestrator = Orchestrator(settings)
+    await orchestrator.start()
+    try:
+        async with orchestrator.grid.db.write() as tx:
+            await fleet.set_fact(tx, MOVED, "elsewhere")
+        with pytest.raises(Conflict) as caught:
+            await asyncio.wait_for(orchestrator.watch(), 180)
+        assert caught.value.code == "grid.moved"
+    finally:
+        await orchestrator.stop()
 
 
 async def test_bytes_that_are_not_what_they_are_named_are_found_on_either_side(

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from distribai.errors import Unavailable
+from distribai.orchestrator import places
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.fleet import replicas
 from distribai.orchestrator.fleet.delivery import Delivery
@@ -103,6 +104,10 @@ class DutyLease:
 
         Whoever leads after a while in which nobody did (the leader died or was frozen, the database
         was away) first gives the nodes time to come back.
+
+        Raises:
+            Conflict: ``grid.moved``: the grid is here no more.
+            Unavailable: ``grid.database``.
         """
         now, seconds = self.grid.clock(), self.grid.settings.liveness.replica_s
         if self.renewed_at is not None and now - self.renewed_at < RENEW * seconds:
@@ -114,6 +119,7 @@ class DutyLease:
         async with self.grid.db.write() as tx:
             had_run_out = await leases.has_run_out(tx, self.name)
             fence = await leases.take_duty(tx, self.name, self.grid.holder, seconds)
+            await places.check_here(tx)  # behind the lease: see ``backup.existing.lock_resting``
             if fence is not None and had_run_out and self.name == LEADER:
                 await wait_for_nodes(self.grid, tx)
         self.renewed_at = now if fence is not None else None
@@ -301,7 +307,12 @@ class Duties:
         self._tasks.clear()
 
     async def watch(self) -> None:
-        """Wait until a loop ends by itself, and raise what ended it: a defect."""
+        """Wait until a loop ends by itself, and raise what ended it: a defect, or that the grid was
+        moved away.
+
+        Raises:
+            Conflict: ``grid.moved``.
+        """
         done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()

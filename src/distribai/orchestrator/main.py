@@ -129,7 +129,11 @@ class Orchestrator:
         keys.key_was_told(self.settings.state_dir)
 
     async def watch(self) -> None:
-        """Wait until a duty dies of a defect, and raise it."""
+        """Wait until a duty dies of a defect, or because the grid was moved away, and raise it.
+
+        Raises:
+            Conflict: ``grid.moved``.
+        """
         await self.duties.watch()
 
     async def _open_stores(self) -> str:
@@ -142,7 +146,8 @@ class Orchestrator:
             self._stack.callback(lock.release)
         self._stack.push_async_callback(db.close)
         await migrate(db)
-        await places.check_here(db)
+        async with db.read() as tx:
+            await places.check_here(tx)
         shutil.rmtree(state / "scratch", ignore_errors=True)
         blobs = BlobStore.open(
             self.settings.blob_place,
@@ -319,7 +324,7 @@ def run_orchestrator(
     ``on_ready`` is called once everything listens.
 
     Raises:
-        DistribAIError: see :meth:`Orchestrator.start`.
+        DistribAIError: see :meth:`Orchestrator.start` and :meth:`Orchestrator.watch`.
     """
     return asyncio.run(_run(settings, on_ready, new_ca))
 

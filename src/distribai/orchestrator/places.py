@@ -8,7 +8,7 @@ import structlog
 
 from distribai.errors import Conflict, Unavailable
 from distribai.store.blobs import BlobStore
-from distribai.store.engine import Database
+from distribai.store.engine import Database, Tx
 from distribai.store.statements import fleet, records
 
 log = structlog.get_logger(__name__)
@@ -27,15 +27,14 @@ async def moved_to(db: Database) -> str | None:
         return await fleet.fact(tx, MOVED)
 
 
-async def check_here(db: Database) -> None:
+async def check_here(tx: Tx) -> None:
     """Refuse a database from which the grid was moved away: two grids would go on from one past,
     and every node belongs to both.
 
     Raises:
         Conflict: ``grid.moved``.
-        Unavailable: ``grid.database``.
     """
-    if there := await moved_to(db):
+    if there := await fleet.fact(tx, MOVED):
         raise gone(there)
 
 
@@ -48,6 +47,18 @@ def gone(there: str) -> Conflict:
         "run the same `grid migrate` again. To go on from here all the same, and lose what was "
         "done there since: make sure that no orchestrator starts there, then `distribai grid "
         "migrate --undo`.",
+        field="db",
+    )
+
+
+def arrived(there: str) -> Conflict:
+    """The grid was moved to ``there`` and has all that it needs."""
+    return Conflict(
+        "grid.moved",
+        f"This grid was moved to {there} already, and the move is complete.",
+        "Start there: give that place as --db (and its --blobs and --state-dir). If the move was "
+        "killed right after its end, delete the directory `restoring` in that state directory. To "
+        "give the new place up and go on from here: `distribai grid migrate --undo`.",
         field="db",
     )
 

@@ -13,7 +13,19 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sqlalchemy import and_, bindparam, case, delete, exists, func, literal, or_, select, update
+from sqlalchemy import (
+    and_,
+    bindparam,
+    case,
+    delete,
+    exists,
+    func,
+    literal,
+    or_,
+    select,
+    text,
+    update,
+)
 
 from distribai.core.states import TaskState
 from distribai.store import listed
@@ -70,6 +82,13 @@ async def drop_duties(tx: Tx, holder: str | None) -> None:
     knows that all of them are dead."""
     statement = update(duties).values(lease_until=tx.now)
     await tx.run(statement if holder is None else statement.where(duties.c.holder == holder))
+
+
+async def lock_duties(tx: Tx) -> None:
+    """Let nobody else take or prolong a lease on a duty until this transaction ends. An embedded
+    database has one writer anyway."""
+    if tx.dialect == "postgresql":
+        await tx.run(text("LOCK TABLE duties IN SHARE ROW EXCLUSIVE MODE"))
 
 
 async def held_until(tx: Tx) -> float:

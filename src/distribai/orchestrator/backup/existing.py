@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, contextmanager
 from distribai.errors import Conflict, NotFound
 from distribai.sections import OrchestratorSettings
 from distribai.store import leases
-from distribai.store.engine import Database
+from distribai.store.engine import Database, Tx
 from distribai.store.lock import FileLock
 
 
@@ -58,8 +58,33 @@ async def check_resting(db: Database) -> None:
     if db.dialect == "sqlite":
         return
     async with db.read() as tx:
-        until = await leases.held_until(tx)
-        now = tx.now
+        _refuse_lease(await leases.held_until(tx), tx.now)
+
+
+async def lock_resting(tx: Tx, since: float) -> None:
+    """Keep replicas from every lease until this transaction ends, and refuse if one holds a lease
+    or has held one after ``since`` (database time): it may have changed what was read then.
+
+    Who writes for a lease meanwhile waits, and sees then what this transaction has written.
+
+    Raises:
+        Conflict: ``grid.locked``.
+    """
+    if tx.dialect == "sqlite":
+        return
+    await leases.lock_duties(tx)
+    until = await leases.held_until(tx)
+    _refuse_lease(until, tx.now)
+    if until > since:
+        raise Conflict(
+            "grid.locked",
+            "An orchestrator has been at work on this grid meanwhile: what it did would be "
+            "missing in the new place.",
+            "Leave every replica stopped, and run the same command again.",
+        )
+
+
+def _refuse_lease(until: float, now: float) -> None:
     if until > now:
         raise Conflict(
             "grid.locked",

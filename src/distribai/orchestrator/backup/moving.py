@@ -32,7 +32,12 @@ from distribai.orchestrator.backup.copying import (
     TargetRefuses,
     find_damaged,
 )
-from distribai.orchestrator.backup.existing import check_resting, closed, existing
+from distribai.orchestrator.backup.existing import (
+    check_resting,
+    closed,
+    existing,
+    lock_resting,
+)
 from distribai.orchestrator.backup.format import BackupManifest, Layout, Told, table_names
 from distribai.orchestrator.backup.loading import (
     check_empty,
@@ -118,8 +123,8 @@ async def move(
         if target.state_dir != source.state_dir:
             put_files(target.state_dir, layout, manifest)
         if new is not None:
-            await check_resting(old)  # nor has one begun meanwhile
-            leave = partial(_leave, old, shown(target.database_url))
+            await check_resting(old)  # before all rows are inserted; what counts comes after
+            leave = partial(_leave, old, shown(target.database_url), snapshot.taken_at)
             rows = await fill(new, layout, manifest, told, before_commit=leave)
         return Moved(manifest, rows, copied)
 
@@ -221,17 +226,24 @@ async def _moved_to(db: Database) -> str | None:
     return await places.moved_to(db)
 
 
-async def _leave(old: Database, there: str) -> None:
+async def _leave(old: Database, there: str, since: float) -> None:
+    """Write down that the grid goes ``there``, with the rows of the time ``since``.
+
+    Raises:
+        Conflict: ``grid.locked``: somebody has begun to work on the old database.
+        Unavailable: ``grid.database``.
+    """
     async with old.write() as tx:
+        await lock_resting(tx, since)
         await fleet.set_fact(tx, places.MOVED, there)
 
 
 async def _check_here(old: Database, target: OrchestratorSettings) -> None:
     """Refuse a grid that has moved already. A move that died between its two commits is finished by
-    another one to the same place.
+    another one to the same place; one that died after the second was whole.
 
     Raises:
-        Conflict: ``grid.moved``.
+        Conflict: ``grid.moved``; ``grid.not_empty``: it did not get there, and another is there.
         Unavailable: ``grid.database``.
     """
     there = await _moved_to(old)
@@ -241,8 +253,21 @@ async def _check_here(old: Database, target: OrchestratorSettings) -> None:
         raise places.gone(there)
     try:
         await _check_target_empty(target)
-    except Conflict as problem:
-        raise places.gone(there) from problem
+    except Conflict:
+        if await _is_there(old, target):
+            raise places.arrived(there) from None
+        raise
+
+
+async def _is_there(old: Database, target: OrchestratorSettings) -> bool:
+    """Whether the target's database has this grid."""
+    async with existing(target) as new:
+        async with new.read() as tx:
+            if meta.name not in await tx.conn.run_sync(table_names):
+                return False
+            found = await fleet.fact(tx, "grid_id")
+        async with old.read() as tx:
+            return found == await fleet.fact(tx, "grid_id")
 
 
 async def _check_target_empty(target: OrchestratorSettings) -> None:

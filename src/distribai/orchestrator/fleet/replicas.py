@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from distribai.orchestrator import events
+from distribai.orchestrator import events, places
 from distribai.store import leases
 from distribai.store.engine import Tx
 
@@ -39,13 +39,16 @@ async def be_here(grid: Grid) -> None:
     """Say that this process is here; to be called well within ``liveness.replica_s``.
 
     Raises:
+        Conflict: ``grid.moved``: the grid is here no more, and who serves it here must end.
         Unavailable: ``grid.database``.
     """
     if grid.db.dialect == "sqlite":
         return
     async with grid.db.write() as tx:
         seconds = grid.settings.liveness.replica_s
-        if await leases.be_here(tx, grid.replica, grid.holder, seconds):
+        came = await leases.be_here(tx, grid.replica, grid.holder, seconds)
+        await places.check_here(tx)  # behind the lease, on which a move waits, or makes this wait
+        if came:
             await events.record(tx, "replica.here", data={"replica": grid.replica})
 
 
