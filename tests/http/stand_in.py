@@ -120,6 +120,7 @@ class Orchestrator:
             "fleet.supplies": ["may_fetch", "job_of", "check_upload"],
             "people.admission": ["organization_for"],
             "people.queries": ["whoami"],
+            "people.sight": ["has_sent"],
             "traffic": ["count"],
             "http.blobs": ["is_settled"],
         }.items():
@@ -145,6 +146,10 @@ class Orchestrator:
 
     async def check_upload(self, grid: Grid, node_id: str, ref: BlobRef) -> None:
         return None
+
+    async def has_sent(self, grid: Grid, caller: Principal, ref: BlobRef) -> None:
+        if caller.kind == "node":
+            grid.stock.bring(caller.node_id, ref.sha256)
 
     async def organization_for(self, grid: Grid, caller: Principal, ref: str) -> str:
         return ref or HOME
@@ -334,7 +339,7 @@ class Orchestrator:
         return tuple(x for x in self.logs if int(x.cursor) > int(after or 0))[:limit]
 
     async def weights_blob(
-        self, grid: Grid, job_id: str, version: int | None
+        self, grid: Grid, job_id: str, version: int | None, account: str = ""
     ) -> tuple[int, BlobRef]:
         refs = self.weights.get(job_id, [])
         number = len(refs) - 1 if version is None else version

@@ -10,18 +10,22 @@ from pathlib import Path
 import pytest
 
 from distribai.core.architectures import manifest_of
+from distribai.core.people import HOME, OPERATOR, Principal, Role
 from distribai.core.spec import BlobRef, JobSpec, RoundSpec, SnapshotSpec
 from distribai.errors import InvalidSpec, NotFound
 from distribai.merge.weights import open_weights, weights_hash
+from distribai.orchestrator import retention
 from distribai.orchestrator.backup import saving
 from distribai.orchestrator.backup.saving import back_up
+from distribai.orchestrator.fleet import supplies
 from distribai.orchestrator.fleet.delivery import weights_ref
 from distribai.orchestrator.jobs import commands, queries
+from distribai.orchestrator.people import sight
 from distribai.orchestrator.retention import collect, is_settled, let_go
 from distribai.orchestrator.rounds import merging
 from distribai.orchestrator.rounds.tasks import spec_of
 from distribai.store.blobs import blob_key
-from distribai.store.statements import fleet, jobs, snapshots, work
+from distribai.store.statements import fleet, holdings, jobs, records, snapshots, work
 from distribai.testing.audit import audit
 from distribai.training.versions import CanonicalCopy
 from tests.orchestrator.harness import World
@@ -273,3 +277,93 @@ async def test_the_stored_file_of_a_version_that_is_made_again_is_checked(world:
     manifest = manifest_of(spec.model.family, spec.model.config)
     async with world.grid.blobs.local(ref) as path:
         assert weights_hash(manifest, open_weights(path, manifest)) == version.weights_hash
+
+
+@pytest.mark.parametrize("kind", ["operator", "member"])
+async def test_an_upload_of_what_was_let_go_stays_like_any_other_upload(
+    world: World, kind: str
+) -> None:
+    await world.node("a")
+    job = await world.job(await quiet(world))
+    assert await world.run_job(job) == "completed"
+    (four,) = [v.weights for v in await queries.list_versions(world.grid, job) if v.version == 4]
+    assert four is not None
+    async with world.grid.blobs.local(four) as path:
+        data = path.read_bytes()
+    await let_go(world.grid)
+    let_go_s, orphans_s = world.grid.settings.let_go_s, world.grid.settings.orphans_s
+    world.time.now += let_go_s - 1
+    age(world, seconds=let_go_s - 1)
+    roles = {HOME: Role.OPERATOR} if kind == "operator" else {}
+    caller = Principal("account", "", OPERATOR, kind, "key_x", roles)
+    await world.grid.blobs.put_bytes(data)
+    await sight.has_sent(world.grid, caller, four)
+    assert await is_settled(world.grid, await world.grid.blobs.stat(four.sha256))
+    for _ in range(3):
+        world.time.now += let_go_s + 1
+        age(world, seconds=let_go_s + 1)
+        await collect(world.grid)
+    assert await world.grid.blobs.exists(four.sha256)
+    age(world, seconds=orphans_s)
+    await collect(world.grid)
+    assert not await world.grid.blobs.exists(four.sha256), "nobody has used it"
+
+
+async def test_what_is_lent_while_a_look_deletes_goes_by_its_own_date(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.node("a")
+    job = await world.job(await quiet(world))
+    assert await world.run_job(job) == "completed"
+    let_go_s = world.grid.settings.let_go_s
+    await let_go(world.grid)
+    world.time.now += let_go_s + 1
+    age(world, seconds=let_go_s + 1)
+    real, lent = retention._put_again, []
+
+    async def meanwhile(*args: object) -> bool:
+        if not lent:
+            lent.append((await queries.weights_blob(world.grid, job, 5))[1])
+        return await real(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(retention, "_put_again", meanwhile)
+    await collect(world.grid)
+    (ref,) = lent
+    assert await world.grid.blobs.exists(ref.sha256)
+    async with world.grid.db.read() as tx:
+        row = await records.blob(tx, ref.sha256)
+    assert row is not None
+    assert row.let_go_at == world.time.now
+    await later(world)
+    assert not await world.grid.blobs.exists(ref.sha256)
+
+
+async def test_who_might_fetch_a_snapshot_may_go_on_when_it_was_let_go(any_world: World) -> None:
+    world = any_world
+    a = await world.node("a")
+    job = await world.job(await quiet(world))
+    while (await queries.show_job(world.grid, job)).version < 5:
+        await world.settle()
+        world.time.now += 1
+        await a.work()
+    await a.next_training()
+    async with world.grid.db.read() as tx:
+        four = await jobs.version(tx, job, 4)
+        row = await jobs.get(tx, job)
+    assert four is not None
+    assert row is not None
+
+    async def may(sha256: str) -> set[bool]:
+        async with world.grid.db.read() as tx:
+            seen = await holdings.blob_of_jobs(tx, sha256, {row.organization_id})
+        return {seen, await supplies.may_fetch(world.grid, a.id, sha256, job)}
+
+    assert await may(four.weights_sha) == {True}
+    await let_go(world.grid)
+    assert 4 not in await present(world, job)
+    assert await may(four.weights_sha) == {True}
+    assert await may(four.outer_sha) == {False}, "an outer state is nobody's to fetch"
+    async with world.grid.db.read() as tx:
+        assert not await holdings.blob_of_jobs(tx, four.weights_sha, {"org_other"})
+    await later(world)
+    assert await may(four.weights_sha) == {False}

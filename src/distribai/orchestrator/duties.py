@@ -27,7 +27,7 @@ from distribai.orchestrator.fleet.standing import judge
 from distribai.orchestrator.hints import Hints
 from distribai.orchestrator.jobs.completion import complete_jobs
 from distribai.orchestrator.news import Box, Changes, Told, tells
-from distribai.orchestrator.retention import collect
+from distribai.orchestrator.retention import CLEAN_S, collect
 from distribai.orchestrator.rounds.joining import join_rounds
 from distribai.orchestrator.rounds.merging import merge_all
 from distribai.orchestrator.rounds.opening import open_rounds
@@ -43,9 +43,6 @@ RENEW = 1 / 3
 
 ASK_S = 1.0
 """Seconds between two looks at what others hold: a lease that is another's is not asked for."""
-
-CLEAN_S = 900.0
-"""Seconds between two looks for what nothing needs any more."""
 
 FLUSH_S = 1.0
 """Seconds between two times at which what was heard is written, unless it is pressing."""

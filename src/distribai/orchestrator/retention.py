@@ -13,7 +13,8 @@ names yet, and that is half that old, sends it again (``http.blobs``), which mak
 Snapshots go in two steps (``core.snapshots``, ADR 0012). One transaction takes their names out of
 the version's row and dates them; ``let_go_s`` later they are deleted, unless something has named or
 sent them meanwhile. That long a look that was begun before, a download or a job that is to start
-from such weights may go on. Both steps are done again, to the same end, after a crash.
+from such weights may go on: the blob's own row still says whose weights it was, and who might fetch
+it still may. Both steps are done again, to the same end, after a crash.
 """
 
 from __future__ import annotations
@@ -40,6 +41,9 @@ from distribai.store.engine import Database, Tx
 from distribai.store.statements import holdings, idempotency, jobs, records, snapshots
 from distribai.store.tables import metadata, tasks
 
+CLEAN_S = 900.0
+"""Seconds between two looks for what nothing needs any more."""
+
 ROWS_AT_ONCE = 500
 
 
@@ -59,7 +63,8 @@ async def collect(grid: Grid) -> Orphans:
         Unavailable: the database or the blob store is away; what is left is found again.
     """
     found = Orphans()
-    gone, missing = await _orphans(grid.db, grid.blobs, grid.settings)
+    gone, missing, before = await _orphans(grid.db, grid.blobs, grid.settings)
+    deleted = set()
     if gone:
         # First: what is forgotten and stays is sent again, what goes and is not would count on.
         async with grid.db.write() as tx:
@@ -70,11 +75,12 @@ async def collect(grid: Grid) -> Orphans:
         points.reach("blob.delete.before")
         await grid.blobs.delete(blob.ref.sha256)
         points.reach("blob.delete.after")
+        deleted.add(blob.ref.sha256)
         found.blobs += 1
         found.bytes += blob.ref.size
-    if gone or missing:
+    if deleted or missing:
         async with grid.db.write() as tx:
-            await snapshots.forget(tx, [*missing, *(b.ref.sha256 for b, _ in gone)])
+            await snapshots.forget(tx, missing | deleted, before)
     await let_go(grid)
     grid.blobs.uploads.drop_idle_now()
     async with grid.db.write() as tx:
@@ -128,16 +134,17 @@ async def _put_again(blobs: BlobStore, blob: StoredBlob, older_s: float) -> bool
 
 async def _orphans(
     db: Database, blobs: BlobStore, settings: OrchestratorSettings
-) -> tuple[list[tuple[StoredBlob, float]], frozenset[str]]:
+) -> tuple[list[tuple[StoredBlob, float]], frozenset[str], float]:
     """The store's blobs that nothing names and that were put longer ago than the seconds beside
-    each: what was let go may go sooner than what nothing has ever named. And what was let go and
-    is not there any more."""
+    each: what was let go may go sooner than what nothing has ever named. What was let go and is
+    not there any more. And until when it must have been let go to go now."""
     due: frozenset[str] = frozenset()
-    if settings.let_go_s:
-        async with db.read() as tx:
-            due = frozenset(await snapshots.let_go_until(tx, tx.now - settings.let_go_s))
+    async with db.read() as tx:
+        before = tx.now - settings.let_go_s
+        if settings.let_go_s:
+            due = frozenset(await snapshots.let_go_until(tx, before))
     if not settings.orphans_s and not due:
-        return [], due
+        return [], due, before
 
     def patience(blob: StoredBlob) -> float:
         return settings.let_go_s if blob.ref.sha256 in due else settings.orphans_s
@@ -150,7 +157,8 @@ async def _orphans(
         if older_s and blob.age > timedelta(seconds=older_s):
             old.append((blob, older_s))
     named = await _named(db, settings.let_go_s) if old else set()
-    return [found for found in old if found[0].ref.sha256 not in named], frozenset(missing)
+    gone = [found for found in old if found[0].ref.sha256 not in named]
+    return gone, frozenset(missing), before
 
 
 async def find_orphans(settings: OrchestratorSettings) -> list[StoredBlob]:

@@ -37,9 +37,6 @@ from distribai.store.uploads import Uploads
 READ_CHUNK = 1 << 20
 """Bytes: what reading, hashing and copying hold in memory at a time."""
 
-FRESH = timedelta(hours=1)
-"""A blob of an object store that was put so lately need not be put again."""
-
 S3_PART = 16 << 20
 """Bytes of one part of a multipart put; S3 takes at most 10,000 parts, so larger blobs use more."""
 
@@ -156,7 +153,8 @@ class BlobStore:
     async def put_file(self, path: Path, ref: BlobRef) -> None:
         """Take over a local file as the blob ``ref``; the file is gone afterwards.
 
-        Putting a blob that is there already is no error. On failure the file stays.
+        Putting a blob that is there already is no error, and makes it new. On failure the file
+        stays.
 
         Raises:
             Integrity: its size or hash is not ``ref``'s.
@@ -297,21 +295,12 @@ class BlobStore:
             if self._root is not None:
                 await asyncio.to_thread(_promote_local, path, self._root / key, point)
                 return
-            if not await self._is_fresh(ref):
-                part = max(S3_PART, -(-ref.size // 10_000))
-                points.reach(f"{point}.s3.before")
-                await obstore.put_async(self._store, key, path, chunk_size=part)
-                points.reach(f"{point}.s3.after")
+            # Also one that is there: it counts as new from then on (``orchestrator.retention``).
+            part = max(S3_PART, -(-ref.size // 10_000))
+            points.reach(f"{point}.s3.before")
+            await obstore.put_async(self._store, key, path, chunk_size=part)
+            points.reach(f"{point}.s3.after")
             await asyncio.to_thread(path.unlink)
-
-    async def _is_fresh(self, ref: BlobRef) -> bool:
-        """Whether the blob is there and is put again by nobody's wish: an old one is, so that it
-        counts as new from then on (``orchestrator.retention``)."""
-        try:
-            found = await self.stat(ref.sha256)
-        except NotFound:
-            return False
-        return found.ref == ref and found.age < FRESH
 
 
 def check_blob(found: BlobRef, ref: BlobRef, what: str) -> None:
@@ -350,6 +339,7 @@ def _write_hashed(
 def _promote_local(path: Path, target: Path, point: str) -> None:
     """Give a file its name in the store: afterwards the blob survives a power cut, whole."""
     if os.name != "posix" and target.exists():  # elsewhere a file that is open stays in the way
+        os.utime(target)
         path.unlink()
         return
     _make_directory(target.parent)

@@ -5,20 +5,16 @@ In memory and bounded: what is forgotten is looked up again, or sent once more.
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from distribai.core.spec import BlobRef
+from distribai.orchestrator.fleet.loans import Loans
 
 MAX_DATA_SETS = 128
 """Prepared data sets whose shards are remembered: a few hundred kilobytes each at most."""
 
 MAX_NODES = 10_000
 """Nodes of which it is remembered what they have brought."""
-
-MAX_REBUILT = 64
-"""Weights files that are remembered to have been made again."""
 
 MAX_BROUGHT = 32
 """Hashes that are remembered of each."""
@@ -39,11 +35,9 @@ class Brought:
 
 @dataclass
 class Stock:
-    """Hashes of data sets by their manifest's, and what nodes have brought; weights files that were
-    made again by job and version, one at a time under ``rebuilding``."""
+    """Hashes of data sets by their manifest's, and what nodes have brought; and what is lent."""
 
-    rebuilt: OrderedDict[tuple[str, int], BlobRef] = field(default_factory=OrderedDict)
-    rebuilding: asyncio.Lock = field(default_factory=asyncio.Lock)
+    loans: Loans = field(default_factory=Loans)
 
     _data: OrderedDict[str, frozenset[str]] = field(default_factory=OrderedDict)
     _brought: OrderedDict[str, Brought] = field(default_factory=OrderedDict)
@@ -60,12 +54,6 @@ class Stock:
         self._data[manifest_sha] = hashes
         if len(self._data) > MAX_DATA_SETS:
             self._data.popitem(last=False)
-
-    def remember(self, job_id: str, version: int, ref: BlobRef) -> None:
-        """A version's weights file was made again."""
-        self.rebuilt[job_id, version] = ref
-        if len(self.rebuilt) > MAX_REBUILT:
-            self.rebuilt.popitem(last=False)
 
     def bring(self, node_id: str, sha256: str) -> None:
         """A node has brought a blob."""

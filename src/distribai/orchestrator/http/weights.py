@@ -63,13 +63,14 @@ async def fetch_weights(
     job_id: SeenJob,
     request: Request,
     grid: GridOf,
+    caller: Caller,
     version: VersionQuery = None,
     follow: FollowHeader = "",
 ) -> Response:
     """The safetensors of one version (the latest by default). ``ETag`` is the file's SHA-256,
     ``X-DistribAI-Version`` the version; ``Range`` works."""
     record = await queries.show_job(grid, job_id)
-    number, blob = await queries.weights_blob(grid, record.id, version)
+    number, blob = await queries.weights_blob(grid, record.id, version, caller.owner)
     safe = re.sub(r"[^A-Za-z0-9._-]+", "-", record.name).strip("-.") or record.id
     return await blob_response(
         request,

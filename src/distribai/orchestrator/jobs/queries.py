@@ -358,8 +358,11 @@ async def wait_for_task(grid: Grid, task_id: str, timeout_s: float) -> TaskRecor
             await news.wait(min(left, grid.settings.liveness.tick_s))
 
 
-async def weights_blob(grid: Grid, job_id: str, version: int | None) -> tuple[int, BlobRef]:
-    """The version (None: the latest) and its safetensors blob, which may have to be made first.
+async def weights_blob(
+    grid: Grid, job_id: str, version: int | None, account: str = ""
+) -> tuple[int, BlobRef]:
+    """The version (None: the latest) and its safetensors blob, which may have to be made first, for
+    ``account``.
 
     Raises:
         NotFound: ``job.unknown`` or ``job.no_weights``.
@@ -377,7 +380,7 @@ async def weights_blob(grid: Grid, job_id: str, version: int | None) -> tuple[in
             f"Job {job.name} has no version {number}; its latest is {job.version}.",
             "Wait for it, or take an earlier version.",
         )
-    return number, await whole_weights(grid, job, number)
+    return number, await whole_weights(grid, job, number, account)
 
 
 def _number(text: str, kind: Callable[[str], Any]) -> Any:

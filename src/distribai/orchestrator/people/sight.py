@@ -11,7 +11,7 @@ from distribai.core.why import CODES, Reason
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.fleet import supplies
 from distribai.store.blobs import blob_key
-from distribai.store.statements import holdings
+from distribai.store.statements import holdings, snapshots
 
 OF_NODES = frozenset({"degraded", "session", "paused", "drain"})
 """Reasons that call a node by its name, which is its owner's to tell."""
@@ -46,11 +46,14 @@ async def may_name(grid: Grid, caller: Principal, ref: BlobRef) -> bool:
 
 async def has_sent(grid: Grid, caller: Principal, ref: BlobRef) -> None:
     """The caller has sent all bytes of a blob, and may name it from now on, as operators may
-    anyway."""
+    anyway. A snapshot that was let go is an account's upload like any other from then on; what a
+    node brings is named by its report."""
     if caller.kind == "node":
         grid.stock.bring(caller.node_id, ref.sha256)
-    elif not caller.operator:
-        async with grid.db.write() as tx:
+        return
+    async with grid.db.write() as tx:
+        await snapshots.forget(tx, [ref.sha256], tx.now)
+        if not caller.operator:
             await holdings.add_upload(tx, caller.account_id, ref.sha256, ref.size)
 
 

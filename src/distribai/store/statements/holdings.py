@@ -71,11 +71,14 @@ async def blob_of_jobs(tx: Tx, sha256: str, organization_ids: Collection[str]) -
     return await tx.first(query.limit(1)) is not None
 
 
-def _versions_with(sha256: str) -> tuple[Select[Any], Select[Any]]:
-    """Jobs that have a version with this blob: each half goes by an index of its own."""
+def _versions_with(sha256: str) -> tuple[Select[Any], ...]:
+    """Jobs that have a version with this blob, or whose version's weights it was until it was let
+    go, or is again for a while: each part goes by an index of its own."""
+    was = (blobs.c.sha256 == sha256, blobs.c.kind == "weights", blobs.c.let_go_at.is_not(None))
     return (
         select(versions.c.job_id).where(versions.c.weights_sha == sha256),
         select(versions.c.job_id).where(versions.c.update_sha == sha256),
+        select(blobs.c.job_id).where(*was),
     )
 
 

@@ -87,8 +87,8 @@ async def lend(tx: Tx, ref: BlobRef, job_id: str) -> None:
     )
 
 
-async def forget(tx: Tx, hashes: Collection[str]) -> None:
-    """These blobs were let go and are deleted."""
+async def forget(tx: Tx, hashes: Collection[str], before: float) -> None:
+    """These blobs were let go at ``before`` or earlier, and no row speaks of them any more."""
     rows = [{"gone": sha256} for sha256 in hashes]
     gone = blobs.c.sha256 == bindparam("gone")
-    await tx.run_many(blobs.delete().where(gone, blobs.c.let_go_at.is_not(None)), rows)
+    await tx.run_many(blobs.delete().where(gone, blobs.c.let_go_at <= before), rows)
