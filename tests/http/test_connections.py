@@ -177,9 +177,9 @@ def small(rooms: None, tmp_path: Path) -> Iterator[Grid]:
 def test_who_says_nothing_or_not_all_of_a_head_is_hung_up_on(
     grid: Grid, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "HEAD_S", 0.2)
     silent, halting = grid.caller(), grid.caller()
     halting.say(HEALTH[:20])
+    monkeypatch.setattr(connections, "HEAD_S", 0.2)
     assert silent.is_cut()
     assert halting.is_cut()
 
@@ -196,12 +196,11 @@ def test_a_second_head_has_its_time_as_well(grid: Grid, monkeypatch: pytest.Monk
 def test_a_body_that_does_not_come_is_not_waited_for(
     grid: Grid, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    halting = grid.halting()
-    monkeypatch.setattr(connections, "BODY_S", 0.2)
-    assert halting.is_cut()
-    known = grid.caller()
+    halting, known = grid.halting(), grid.caller()
     known.ask("POST", "/jobs", 1000, OPERATOR)
     known.say(b"{")
+    monkeypatch.setattr(connections, "BODY_S", 0.2)
+    assert halting.is_cut()
     assert known.is_cut()
 
 
