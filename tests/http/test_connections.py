@@ -260,10 +260,10 @@ def test_public_routes_take_small_bodies_and_known_callers_send_large_ones(grid:
 def test_strangers_hold_so_many_bytes_together_and_the_longest_halting_goes(
     grid: Grid, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, second = (grid.halting(60_000, 30_000) for _ in "ab")
+    first, second = (grid.halting(40_000, 30_000) for _ in "ab")
     monkeypatch.setattr(connections, "UNPROVEN_BYTES", 50_000)
     assert first.is_cut()
-    second.say(b" " * 30_000)
+    second.say(b" " * 10_000)
     assert second.answer()[0] == 422
 
 
