@@ -17,7 +17,7 @@ from distribai.client import AsyncClient, Client, calls
 from distribai.client.problems import error_of
 from distribai.core.spec import BlobRef
 from distribai.errors import DistribAIError
-from distribai.orchestrator.http.middleware import MAX_BODY
+from distribai.orchestrator.http.bodies import MAX_BODY
 from tests.http.stand_in import OPERATOR, Orchestrator, log_record, node_record, running, spec
 
 

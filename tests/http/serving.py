@@ -27,7 +27,11 @@ class _Server(uvicorn.Server):
 
 
 @contextmanager
-def serving(app: FastAPI, afterwards: Callable[[], Awaitable[None]] | None = None) -> Iterator[str]:
+def serving(
+    app: FastAPI,
+    afterwards: Callable[[], Awaitable[None]] | None = None,
+    http: type[connections.Connection] | None = None,
+) -> Iterator[str]:
     """The address at which ``app`` is served while the block runs, by the protocol of a real
     orchestrator; ``afterwards`` is awaited in the server's own loop."""
 
@@ -40,7 +44,7 @@ def serving(app: FastAPI, afterwards: Callable[[], Awaitable[None]] | None = Non
     listener.bind(("127.0.0.1", 0))
     config = uvicorn.Config(
         app,
-        http=connections.bounded(100),
+        http=http or connections.bounded(100),
         log_config=None,
         ws="none",
         lifespan="off",

@@ -1,132 +1,309 @@
+"""A hostile caller's connections, on a real port, with the constants of time made short."""
+
 from __future__ import annotations
 
 import asyncio
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
-import h11
 import pytest
 import structlog
-import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
-from uvicorn.server import ServerState
 
 from distribai.orchestrator.http import connections
+from distribai.orchestrator.http.app import create_app
+from distribai.orchestrator.http.bodies import PUBLIC_BODY
+from tests.http.serving import serving
+from tests.http.stand_in import OPERATOR, Orchestrator, make_grid
 
-HEAD = b"GET / HTTP/1.1\r\nHost: grid\r\n\r\n"
+HEALTH = b"GET /healthz HTTP/1.1\r\nHost: grid\r\n\r\n"
+PATIENCE_S = 180
 
 
-class Line(asyncio.Transport):
-    """A connection of which nothing is left but whether it is open."""
+class Caller:
+    """One connection, by hand."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.open = True
+    def __init__(self, port: int, *, deaf: bool = False) -> None:
+        self.socket = socket.socket()
+        if deaf:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        self.socket.settimeout(PATIENCE_S)
+        self.socket.connect(("127.0.0.1", port))
+        self._read = b""
 
-    def abort(self) -> None:
-        self.open = False
+    def say(self, data: bytes) -> None:
+        self.socket.sendall(data)
 
-    close = abort
+    def ask(self, method: str, path: str, size: int, token: str = "", *headers: str) -> None:
+        """The head of a request with a body of ``size`` bytes."""
+        lines = [f"{method} /api/v1{path} HTTP/1.1", "Host: grid", f"Content-Length: {size}"]
+        lines += [f"Authorization: Bearer {token}"] if token else []
+        lines += [*headers, "", ""]
+        self.say("\r\n".join(lines).encode())
 
-    def is_closing(self) -> bool:
-        return not self.open
+    def reads(self, text: bytes) -> None:
+        """Read on until ``text`` has come."""
+        while text not in self._read:
+            data = self.socket.recv(4096)
+            assert data, self._read
+            self._read += data
+        self._read = self._read.partition(text)[2]
 
-    def write(self, data: Any) -> None:
+    def answer(self) -> tuple[int, Any]:
+        """The status and the document of the next answer."""
+        while b"\r\n\r\n" not in self._read:
+            self._more()
+        head, _, self._read = self._read.partition(b"\r\n\r\n")
+        lines = head.decode().lower().split("\r\n")
+        sizes = [int(line.split(":")[1]) for line in lines if line.startswith("content-length:")]
+        size = sum(sizes)
+        while len(self._read) < size:
+            self._more()
+        body, self._read = self._read[:size], self._read[size:]
+        return int(lines[0].split()[1]), json.loads(body or b"null")
+
+    def _more(self) -> None:
+        data = self.socket.recv(4096)
+        assert data, "the connection was cut"
+        self._read += data
+
+    def is_cut(self) -> bool:
+        """Wait until nothing more comes; False when something does."""
+        try:
+            return self.socket.recv(1) == b""
+        except ConnectionResetError:
+            return True
+
+
+class Grid:
+    """A served grid that holds few connections."""
+
+    def __init__(self, url: str, http: type[connections.Connection]) -> None:
+        self._port = int(url.rpartition(":")[2])
+        self._stack = ExitStack()
+        self.http = http
+
+    def caller(self, *, deaf: bool = False) -> Caller:
+        caller = Caller(self._port, deaf=deaf)
+        self._stack.callback(caller.socket.close)
+        return caller
+
+    def halting(self, size: int = 1000, sent: int = 1) -> Caller:
+        """Somebody without credentials who begins a body and says nothing more."""
+        caller = self.caller()
+        caller.ask("POST", "/login", size)
+        eventually(lambda: self.theirs(caller).at_work)
+        before = self.theirs(caller).bytes_held()
+        caller.say(b" " * sent)
+        eventually(lambda: self.theirs(caller).bytes_held() >= before + sent)
+        return caller
+
+    def uploading(self, data: bytes) -> Caller:
+        """An operator who has sent the first byte of an upload."""
+        caller = self.caller()
+        wanted = json.dumps({"sha256": sha256(data).hexdigest(), "size": len(data)}).encode()
+        caller.ask("POST", "/blobs", len(wanted), OPERATOR, "Content-Type: application/json")
+        caller.say(wanted)
+        path = f"/blobs/uploads/{caller.answer()[1]['upload_id']}"
+        caller.ask("PATCH", path, len(data), OPERATOR, "Upload-Offset: 0")
+        caller.say(data[:1])
+        eventually(lambda: self.theirs(caller).proven and self.theirs(caller).patient)
+        return caller
+
+    def watching(self) -> Caller:
+        """An operator who follows the events."""
+        caller = self.caller()
+        caller.ask("GET", "/events", 0, OPERATOR, "Accept: text/event-stream")
+        caller.reads(b"retry:")
+        return caller
+
+    def theirs(self, caller: Caller) -> connections.Connection:
+        """The server's end of a connection."""
+        address = caller.socket.getsockname()
+        found: list[connections.Connection] = []
+
+        def there() -> bool:
+            found[:] = [c for c in list(self.http.port.connections) if c.client == address]
+            return bool(found)
+
+        eventually(there)
+        return found[0]
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+def eventually(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < end, "it never came about"
+        time.sleep(0.01)
+
+
+@contextmanager
+def grid_of(most: int, tmp_path: Path) -> Iterator[Grid]:
+    http = connections.bounded(most)
+    with serving(create_app(make_grid(tmp_path)), http=http) as url:
+        made = Grid(url, http)
+        try:
+            yield made
+        finally:
+            made.close()
+
+
+@pytest.fixture
+def rooms(monkeypatch: pytest.MonkeyPatch) -> None:
+    Orchestrator().install(monkeypatch)
+    monkeypatch.setattr(connections, "LOOK_S", 0.02)
+
+
+@pytest.fixture
+def grid(rooms: None, tmp_path: Path) -> Iterator[Grid]:
+    with grid_of(100, tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def small(rooms: None, tmp_path: Path) -> Iterator[Grid]:
+    with grid_of(2, tmp_path) as made:
+        yield made
+
+
+def test_who_says_nothing_or_not_all_of_a_head_is_hung_up_on(
+    grid: Grid, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent, halting = grid.caller(), grid.caller()
+    halting.say(HEALTH[:20])
+    monkeypatch.setattr(connections, "HEAD_S", 0.2)
+    assert silent.is_cut()
+    assert halting.is_cut()
+
+
+def test_a_second_head_has_its_time_as_well(grid: Grid, monkeypatch: pytest.MonkeyPatch) -> None:
+    caller = grid.caller()
+    caller.say(HEALTH)
+    assert caller.answer()[0] == 200
+    monkeypatch.setattr(connections, "HEAD_S", 0.2)
+    caller.say(HEALTH[:20])
+    assert caller.is_cut()
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(
+    grid: Grid, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    halting, known = grid.halting(), grid.caller()
+    known.ask("POST", "/jobs", 1000, OPERATOR)
+    known.say(b"{")
+    monkeypatch.setattr(connections, "BODY_S", 0.2)
+    assert halting.is_cut()
+    assert known.is_cut()
+
+
+def test_an_upload_takes_its_time(grid: Grid, monkeypatch: pytest.MonkeyPatch) -> None:
+    caller = grid.uploading(b"x" * 1000)
+    later = grid.halting()
+    monkeypatch.setattr(connections, "BODY_S", 0.2)
+    assert later.is_cut()
+    caller.say(b"x" * 999)
+    assert caller.answer()[0] == 201
+
+
+def test_an_upload_of_which_nothing_comes_is_cut(
+    grid: Grid, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caller = grid.uploading(b"x" * 1000)
+    monkeypatch.setattr(connections, "STALL_S", 0.2)
+    assert caller.is_cut()
+
+
+def test_an_answer_that_is_not_read_is_cut(grid: Grid, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "STALL_S", 0.2)
+    deaf = grid.caller(deaf=True)
+    grid.theirs(deaf)
+    asked = 40
+    deaf.say(HEALTH.replace(b"/healthz", b"/api/v1/openapi.json") * asked)
+    eventually(lambda: not grid.http.port.connections)
+    answers = 0
+    while data := deaf.socket.recv(1 << 20):
+        answers += data.count(b"HTTP/1.1 200")
+    assert answers < asked
+
+
+def test_who_may_not_call_a_route_is_told_before_the_body_is_read(grid: Grid) -> None:
+    for token, code in (("", "auth.missing"), ("guessed", "auth.invalid")):
+        caller = grid.caller()
+        caller.ask("POST", "/jobs", 4_000_000, token, "Content-Type: application/json")
+        status, problem = caller.answer()
+        assert (status, problem["code"]) == (401, code)
+        caller.say(b" " * 4_000_000 + HEALTH)  # the rest is thrown away
+        assert caller.answer()[0] == 200
+
+
+def test_public_routes_take_small_bodies_and_known_callers_send_large_ones(grid: Grid) -> None:
+    stranger, known = grid.caller(), grid.caller()
+    stranger.ask("POST", "/login", PUBLIC_BODY + 1, "", "Content-Type: application/json")
+    stranger.say(b" " * (PUBLIC_BODY + 1))
+    status, problem = stranger.answer()
+    assert (status, problem["code"]) == (413, "http.too_large")
+    stranger.say(HEALTH)
+    assert stranger.answer()[0] == 200
+    known.ask("POST", "/jobs", 2 * PUBLIC_BODY, OPERATOR, "Content-Type: application/json")
+    known.say(b" " * (2 * PUBLIC_BODY - 2) + b"{}")
+    assert known.answer()[1]["code"] == "usage.invalid"
+
+
+def test_strangers_hold_so_many_bytes_together_and_the_longest_halting_goes(
+    grid: Grid, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (grid.halting(40_000, 30_000) for _ in "ab")
+    monkeypatch.setattr(connections, "UNPROVEN_BYTES", 50_000)
+    assert first.is_cut()
+    second.say(b" " * 10_000)
+    assert second.answer()[0] == 422
+
+
+def test_beyond_the_limit_who_made_no_progress_for_longest_makes_room(small: Grid) -> None:
+    first, second = small.halting(), small.halting()
+    held = small.theirs(first).bytes_held()
+    first.say(b" ")
+    eventually(lambda: small.theirs(first).bytes_held() > held)
+    newcomer = small.caller()
+    newcomer.say(HEALTH)
+    assert newcomer.answer()[0] == 200
+    assert second.is_cut()
+    first.say(b" " * 998)
+    assert first.answer()[0] == 422
+
+
+def test_strangers_make_room_before_an_event_stream_does(small: Grid) -> None:
+    stream = small.watching()
+    for _ in range(4):
+        last = small.halting()
+    newcomer = small.caller()
+    assert last.is_cut()
+    newcomer.say(HEALTH)
+    assert newcomer.answer()[0] == 200
+    assert len(small.http.port.connections) == 2
+    assert any(c.proven and c.at_work for c in small.http.port.connections)
+    del stream
+
+
+def test_where_all_are_at_work_a_newcomer_comes_in_only_for_one_that_stands_still(
+    small: Grid, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _second = small.watching(), small.watching()
+    assert small.caller().is_cut()
+    monkeypatch.setattr(connections, "WORK_S", 0.0)
+    newcomer = small.caller()
+    newcomer.say(HEALTH)
+    assert newcomer.answer()[0] == 200
+    while first.socket.recv(4096):
         pass
-
-
-class Clock:
-    """The part of an event loop that a protocol asks, with a clock moved by hand."""
-
-    def __init__(self) -> None:
-        self.timers: list[tuple[float, Any, Timer]] = []
-
-    def call_later(self, seconds: float, what: Any) -> Timer:
-        timer = Timer()
-        self.timers.append((seconds, what, timer))
-        return timer
-
-    def create_task(self, work: Any, **_: Any) -> asyncio.Future[None]:
-        work.close()
-        return asyncio.get_running_loop().create_future()
-
-    def ring(self) -> None:
-        due, self.timers = self.timers, []
-        for _, what, timer in due:
-            if timer.runs:
-                what()
-
-
-class Timer:
-    runs = True
-
-    def cancel(self) -> None:
-        self.runs = False
-
-
-class Port:
-    """Connections of one server that holds two."""
-
-    def __init__(self) -> None:
-        self.clock, self.state = Clock(), ServerState()
-        self.config = uvicorn.Config(lambda *_: None, log_config=None, lifespan="off")
-        self.kind = connections.bounded(2)
-
-    def connect(self) -> tuple[Line, H11Protocol]:
-        line = Line()
-        loop: Any = self.clock
-        protocol = self.kind(self.config, self.state, {}, _loop=loop)
-        protocol.connection_made(line)
-        return line, protocol
-
-
-async def test_who_says_nothing_or_not_all_of_a_head_is_hung_up_on() -> None:
-    port = Port()
-    silent, _ = port.connect()
-    halting, protocol = port.connect()
-    protocol.data_received(HEAD[:20])
-    port.clock.ring()
-    assert not silent.open
-    assert not halting.open
-
-
-async def test_who_has_asked_is_left_alone_however_long_the_answer_takes() -> None:
-    port = Port()
-    line, protocol = port.connect()
-    protocol.data_received(HEAD[:20])
-    protocol.data_received(HEAD[20:])
-    port.clock.ring()
-    assert line.open
-
-
-async def test_a_second_head_has_its_time_as_well() -> None:
-    port = Port()
-    line, protocol = port.connect()
-    protocol.data_received(HEAD)
-    protocol.conn.send(h11.Response(status_code=204, headers=[]))
-    protocol.conn.send(h11.EndOfMessage())
-    protocol.cycle.response_complete = True
-    protocol.on_response_complete()
-    protocol.data_received(HEAD[:10])
-    port.clock.ring()
-    assert not line.open
-
-
-async def test_beyond_the_limit_the_longest_silent_one_makes_room() -> None:
-    port = Port()
-    asking, protocol = port.connect()
-    protocol.data_received(HEAD)
-    silent, _ = port.connect()
-    newcomer, _ = port.connect()
-    assert [asking.open, silent.open, newcomer.open] == [True, False, True]
-
-
-async def test_where_all_are_at_work_the_newcomer_is_hung_up_on() -> None:
-    port = Port()
-    for _ in range(2):
-        _, protocol = port.connect()
-        protocol.data_received(HEAD)
-    newcomer, _ = port.connect()
-    assert not newcomer.open
 
 
 def test_streams_have_as_many_files_as_http() -> None:

@@ -10,7 +10,7 @@ import pytest
 from distribai.errors import Unavailable
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.fleet import queries
-from distribai.orchestrator.http.middleware import MAX_BODY
+from distribai.orchestrator.http.bodies import MAX_BODY
 from tests.http.stand_in import Orchestrator
 
 MEMBERS = {"type", "title", "status", "detail", "code", "hint", "field", "request_id"}

@@ -58,8 +58,12 @@ class Limits:
         network = network_of(address)
         if not network:
             return
-        proven = bool(credentials) and _hash(credentials) in self._proven
+        proven = self.is_proven(credentials)
         self._take(self.network if proven else self.anonymous, network, f"network {network}")
+
+    def is_proven(self, credentials: str) -> bool:
+        """They have let somebody in before, and have not been refused since."""
+        return bool(credentials) and _hash(credentials) in self._proven
 
     def refused(self, credentials: str) -> None:
         """Credentials that nobody issued, or that are good no more."""

@@ -24,6 +24,7 @@ from distribai.orchestrator.http import (
     weights,
     why,
 )
+from distribai.orchestrator.http.bodies import Bodies
 from distribai.orchestrator.http.description import Described
 from distribai.orchestrator.http.middleware import PREFIX, Doorman, Envelope
 from distribai.orchestrator.http.security import Access, allow, authorize
@@ -43,6 +44,7 @@ def create_app(grid: Grid) -> FastAPI:
     )
     app.state.grid = grid
     problems.install(app)
+    app.add_middleware(Bodies, grid=lambda: app.state.grid)
     app.add_middleware(Doorman, limits=lambda: app.state.grid.limits)
     app.add_middleware(
         Envelope,

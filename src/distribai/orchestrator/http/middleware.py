@@ -1,4 +1,4 @@
-"""What happens around every request: an id, a limit on its body, one line of log."""
+"""What happens around every request: an id, one line of log, a limit on how often."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -18,15 +17,8 @@ from distribai.orchestrator.http import problems
 from distribai.orchestrator.http.ranges import CutOff
 from distribai.orchestrator.limits import Limits
 
-MAX_BODY = 4 << 20
-"""Bytes of a request's body outside the blob uploads. A spec with all its knobs takes some
-kilobytes, 10,000 data files a megabyte."""
-
 PREFIX = "/api/v1"
 """Below it lies everything but probes and figures."""
-
-UPLOADS = f"{PREFIX}/blobs/uploads/"
-"""Below this path the upload's own declared size is the limit (``store.uploads``)."""
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -75,10 +67,9 @@ class Envelope:
                 MutableHeaders(scope=message)["X-Request-ID"] = request_id
             await send(message)
 
-        limited = receive if scope["path"].startswith(UPLOADS) else _limit(receive)
         try:
             with events.request():
-                await self._app(scope, limited, send_with_id)
+                await self._app(scope, receive, send_with_id)
         except CutOff as problem:
             log.warning("answer cut off", path=scope["path"], problem=str(problem))
         except Exception:
@@ -114,7 +105,7 @@ class Doorman:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        token = _token(Headers(scope=scope).get("authorization", ""))
+        token = bearer(Headers(scope=scope).get("authorization", ""))
         limits = self._limits()
         try:
             limits.arrive((scope.get("client") or ("",))[0], token)
@@ -132,7 +123,8 @@ class Doorman:
         await self._app(scope, receive, send_and_note)
 
 
-def _token(authorization: str) -> str:
+def bearer(authorization: str) -> str:
+    """The token of an Authorization header; empty when it has none."""
     kind, _, token = authorization.partition(" ")
     return token.strip() if kind.lower() == "bearer" else ""
 
@@ -144,21 +136,3 @@ def _template(scope: Scope) -> str:
     # A route does not know the prefix under which its router was included.
     included = path and scope["path"].startswith(PREFIX) and not path.startswith(PREFIX)
     return f"{PREFIX}{path}" if included else path
-
-
-def _limit(receive: Receive) -> Receive:
-    """Count the body while it is read, whatever Content-Length says."""
-    total = 0
-
-    async def limited() -> Message:
-        nonlocal total
-        message = await receive()
-        if message["type"] == "http.request":
-            total += len(message.get("body", b""))
-            if total > MAX_BODY:
-                # The connection stays: closed with a body half read it would be reset, and the
-                # answer lost. What still comes is thrown away, for HEAD_S at most (`connections`).
-                raise HTTPException(413, f"The request's body is larger than {MAX_BODY} bytes.")
-        return message
-
-    return limited

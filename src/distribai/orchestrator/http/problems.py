@@ -34,6 +34,14 @@ _HINTS = {"http.too_large": "Send less at once. Large data goes up as a blob: PO
 log = structlog.get_logger("distribai.http")
 
 
+class WhileRead(HTTPException):
+    """An error of ours that is found while a body is read, where FastAPI lets pass nothing else."""
+
+    def __init__(self, error: DistribAIError) -> None:
+        super().__init__(error.http_status, error.message)
+        self.error = error
+
+
 def problem(
     request: Request,
     status: int,
@@ -121,6 +129,8 @@ def _advice(kind: str, field: str) -> str:
 
 async def _on_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    if isinstance(error, WhileRead):
+        return await _on_error(request, error.error)
     code = _HTTP_CODES.get(error.status_code, "usage.invalid")
     details = {
         "http.path": f"{request.url.path} is no path of this interface.",

@@ -22,6 +22,7 @@ from distribai.errors import NotAllowed, Unauthenticated
 from distribai.orchestrator import callers, events
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.fleet import why as nodes
+from distribai.orchestrator.http import connections
 from distribai.orchestrator.jobs import queries as jobs
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -104,17 +105,23 @@ async def authorize(
     if access is Access.PUBLIC or (access is Access.METRICS and grid.settings.open_metrics):
         return None
     if credentials is None:
-        raise Unauthenticated(
-            "auth.missing",
-            "The request carries no bearer token.",
-            "Send `Authorization: Bearer KEY`. The command line takes the key from "
-            "DISTRIBAI_TOKEN, or from what `distribai login` or `orchestrator start` left.",
-        )
+        raise no_token()
     principal = await callers.verify_token(grid, credentials.credentials)
     grid.limits.admit(credentials.credentials, principal.owner)
     _check(principal, access, scope, f"{request.method} {request.url.path}")
     events.act_as(principal)
+    connections.prove(request.scope)
     return principal
+
+
+def no_token() -> Unauthenticated:
+    """The refusal of who shows no credentials where some are needed."""
+    return Unauthenticated(
+        "auth.missing",
+        "The request carries no bearer token.",
+        "Send `Authorization: Bearer KEY`. The command line takes the key from "
+        "DISTRIBAI_TOKEN, or from what `distribai login` or `orchestrator start` left.",
+    )
 
 
 def _check(principal: Principal, access: Access, scope: Scope, what: str) -> None:
