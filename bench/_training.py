@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -14,11 +14,13 @@ import numpy as np
 
 from distribai.core.codecs import Schedule, feeds_back
 from distribai.core.paradigms import Member, Slot, paradigm
+from distribai.core.plan import parameter_count
 from distribai.core.ranges import SamplePool
 from distribai.core.spec import JobSpec, OuterSpec
 from distribai.core.tensors import ParameterManifest
 from distribai.data.reader import SampleReader
-from distribai.data.shards import DatasetManifest
+from distribai.data.shards import DatasetManifest, prepare
+from distribai.data.tokenizers import ByteTokenizer
 from distribai.merge.delta import (
     Delta,
     DeltaHeader,
@@ -66,6 +68,29 @@ class Result:
     loss: float
     seconds: float
     bytes_node: float
+
+
+def prepared(documents: Iterable[str], spec: JobSpec, folder: Path, held_out: int) -> Data:
+    """The documents as a data set of bytes below ``folder``."""
+    place = folder / "data"
+    place.mkdir()
+    manifest, paths = prepare(
+        documents, ByteTokenizer(), spec.seq_len, spec.data.held_out, spec.seed, place
+    )
+    shards = {s.blob.sha256: p for s, p in zip(manifest.shards, paths, strict=True)}
+    return Data(manifest, shards, held_out)
+
+
+def ring_bytes(spec: JobSpec) -> float:
+    """Bytes that a data-parallel node sends and receives in fp32, in as many steps (A9)."""
+    return 16 * (NODES - 1) / NODES * parameter_count(spec) * spec.steps
+
+
+def one_thread() -> None:
+    """What a worker process does first."""
+    import torch
+
+    torch.set_num_threads(1)
 
 
 def train(spec: JobSpec, trial: Trial, data: Data, folder: str) -> Result:

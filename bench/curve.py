@@ -18,16 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from bench import common
-from bench._training import NODES, Data, Result, Trial, train
+from bench._training import NODES, Result, Trial, one_thread, prepared, ring_bytes, train
 from distribai.api.recipe import recipe_of
 from distribai.core.architectures import family
-from distribai.core.codecs import is_sparse
 from distribai.core.plain import to_plain
 from distribai.core.plan import parameter_count
-from distribai.core.spec import JobSpec, OuterSpec
+from distribai.core.spec import JobSpec
 from distribai.data import builtin
-from distribai.data.shards import prepare
-from distribai.data.tokenizers import ByteTokenizer
 
 NAME = "curve"
 HELP = "held-out loss against bytes, by codec and length of rounds"
@@ -68,9 +65,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     points = [(up, down, inner) for (up, down), lengths in wanted.items() for inner in lengths]
     specs = [_spec(*point, QUICK_STEPS if args.quick else STEPS) for point in points]
     with tempfile.TemporaryDirectory(prefix="distribai-bench-") as folder:
-        data = _prepare(specs[0], Path(folder), QUICK_HELD_OUT if args.quick else HELD_OUT)
+        held_out = QUICK_HELD_OUT if args.quick else HELD_OUT
+        data = prepared(builtin.documents("stdlib"), specs[0], Path(folder), held_out)
         with ProcessPoolExecutor(
-            args.workers, multiprocessing.get_context("spawn"), initializer=_one_thread
+            args.workers, multiprocessing.get_context("spawn"), initializer=one_thread
         ) as pool:
             waiting = [
                 pool.submit(train, spec, Trial("diloco", *RATES, 0), data, folder) for spec in specs
@@ -106,34 +104,16 @@ def _spec(up: str, down: str, inner_steps: int, steps: int) -> JobSpec:
         "model": {"architecture_config": to_plain(replace(config, ffn_dim=200))},
         "rounds": {"inner_steps": inner_steps, "codec_up": up, "codec_down": down},
     }
-    spec = recipe_of(values, "the benchmark").to_spec({})
-    # Momentum on top of what is sparse was measured worse (A3); the door sees to that, too.
-    return replace(spec, outer=OuterSpec(eta=1.0, mu=0.0)) if is_sparse(up) else spec
-
-
-def _prepare(spec: JobSpec, folder: Path, held_out: int) -> Data:
-    place = folder / "data"
-    place.mkdir()
-    manifest, paths = prepare(
-        builtin.documents("stdlib"),
-        ByteTokenizer(),
-        spec.seq_len,
-        spec.data.held_out,
-        spec.seed,
-        place,
-    )
-    shards = {s.blob.sha256: p for s, p in zip(manifest.shards, paths, strict=True)}
-    return Data(manifest, shards, held_out)
+    return recipe_of(values, "the benchmark").to_spec({})
 
 
 def _row(point: tuple[str, str, int], spec: JobSpec, result: Result) -> dict[str, Any]:
-    ring = 16 * (NODES - 1) / NODES * parameter_count(spec) * spec.steps
     up, down, inner_steps = point
     return {
         "up": up,
         "down": down,
         "inner_steps": inner_steps,
-        "bytes_ratio_ddp": ring / result.bytes_node,
+        "bytes_ratio_ddp": ring_bytes(spec) / result.bytes_node,
         "loss": result.loss,
     }
 
@@ -169,9 +149,3 @@ def _plot(rows: list[dict[str, Any]], path: Path) -> None:
         axes.legend(framealpha=0)
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, transparent=True, metadata={"Date": None})
-
-
-def _one_thread() -> None:
-    import torch
-
-    torch.set_num_threads(1)

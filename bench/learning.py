@@ -30,7 +30,16 @@ from statistics import fmean, stdev
 from typing import Any
 
 from bench import common
-from bench._training import NODES, Data, Result, Trial, train
+from bench._training import (
+    NODES,
+    Data,
+    Result,
+    Trial,
+    one_thread,
+    prepared,
+    ring_bytes,
+    train,
+)
 from distribai.api.presets import PRESETS
 from distribai.api.recipe import recipe_of
 from distribai.core.architectures import family
@@ -38,8 +47,6 @@ from distribai.core.plain import to_plain
 from distribai.core.plan import parameter_count
 from distribai.core.spec import JobSpec
 from distribai.data import builtin, formats
-from distribai.data.shards import prepare
-from distribai.data.tokenizers import ByteTokenizer
 
 NAME = "learning"
 HELP = "held-out loss of DiLoCo over that of data-parallel training, all sides tuned"
@@ -94,13 +101,13 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="distribai-bench-") as folder:
         data = _prepare(spec, args, Path(folder))
         with ProcessPoolExecutor(
-            args.workers, multiprocessing.get_context("spawn"), initializer=_one_thread
+            args.workers, multiprocessing.get_context("spawn"), initializer=one_thread
         ) as pool:
             tuning, final = _tune_and_repeat(
                 lambda trial: pool.submit(train, spec, trial, data, folder),
                 grids,
                 seeds,
-                0 if args.quick or args.recipe == "default" else args.tuning_rounds,
+                _tuning_rounds(args),
             )
     return _summary(spec, args, grids, tuning, final)
 
@@ -165,13 +172,12 @@ def _spec(args: argparse.Namespace) -> JobSpec:
 def _prepare(spec: JobSpec, args: argparse.Namespace, folder: Path) -> Data:
     source = [Path(args.text)] if args.text else None
     documents = formats.read_files(source, "text") if source else builtin.documents("stdlib")
-    place = folder / "data"
-    place.mkdir()
-    manifest, paths = prepare(
-        documents, ByteTokenizer(), spec.seq_len, spec.data.held_out, spec.seed, place
-    )
-    shards = {s.blob.sha256: p for s, p in zip(manifest.shards, paths, strict=True)}
-    return Data(manifest, shards, QUICK_HELD_OUT if args.quick else HELD_OUT)
+    return prepared(documents, spec, folder, QUICK_HELD_OUT if args.quick else HELD_OUT)
+
+
+def _tuning_rounds(args: argparse.Namespace) -> int:
+    """Rounds of a tuning trial; 0: all of the job's."""
+    return 0 if args.quick or args.recipe == "default" else args.tuning_rounds
 
 
 def _summary(
@@ -186,7 +192,6 @@ def _summary(
         for side in grids
     }
     moved = fmean(r.bytes_node for r in final if r.trial.side == "diloco")
-    ring = 16 * (NODES - 1) / NODES * parameter_count(spec) * spec.steps
     mean = {side: fmean(values) for side, values in losses.items()}
 
     def over(side: str) -> float | None:
@@ -194,7 +199,7 @@ def _summary(
 
     other = "ddp" if "ddp" in losses else "dense"
     by_seed = [a / b for a, b in zip(losses["diloco"], losses[other], strict=True)]
-    bytes_ratio = ring / moved
+    bytes_ratio = ring_bytes(spec) / moved
     best = {r.trial.side: r.trial for r in final}
     common.table(
         ["side", "lr", "muon lr", "held-out loss", f"of {other}"],
@@ -218,7 +223,7 @@ def _summary(
             "rounds": spec.round_count,
             "spec": to_plain(spec),
             "text": args.text or "stdlib",
-            "tuning_rounds": args.tuning_rounds,
+            "tuning_rounds": _tuning_rounds(args),
             "quick": args.quick,
         },
         "samples": {
@@ -257,9 +262,3 @@ def _told(result: Result) -> Result:
         flush=True,
     )
     return result
-
-
-def _one_thread() -> None:
-    import torch
-
-    torch.set_num_threads(1)

@@ -27,3 +27,15 @@ async def any_world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIter
     made = await World(tmp_path, url).open()
     yield made
     await made.close()
+
+
+@pytest.fixture
+async def replicas(tmp_path: Path, postgres: str) -> AsyncIterator[tuple[World, World]]:
+    """Two replicas of one grid on PostgreSQL, the first of which holds all duties."""
+    url = await new_postgres(postgres)
+    first = await World(tmp_path / "first", url).open()
+    second = await World(tmp_path / "second", url, first.time, seed=1).open()
+    await first.settle()
+    yield first, second
+    for world in (first, second):
+        await world.close()

@@ -363,16 +363,21 @@ async def test_a_ca_that_was_kept_and_got_damaged_is_fetched_anew(
     assert (tmp_path / "node" / CA_FILE).read_text() == grid.ca_pem
 
 
+def publicly_trusted(place: Path) -> dict[str, str]:
+    """Settings of an orchestrator whose certificate the roots in ``place / "roots"`` vouch for: the
+    test's own authority plays the public one."""
+    own = made(place / "public", time.time())
+    for name, text in (("chain", own.chain_pem), ("key", own.key_pem)):
+        (place / name).write_bytes(text)
+    (place / "roots").write_text(own.ca_pem)
+    return {"tls_cert": str(place / "chain"), "tls_key": str(place / "key")}
+
+
 async def test_a_publicly_trusted_certificate_needs_no_pin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The test's own authority plays the public one."""
-    own = made(tmp_path / "public", time.time())
-    for name, text in (("chain", own.chain_pem), ("key", own.key_pem)):
-        (tmp_path / name).write_bytes(text)
-    (tmp_path / "roots").write_text(own.ca_pem)
-    changes = {"tls_cert": str(tmp_path / "chain"), "tls_key": str(tmp_path / "key")}
-    running = Orchestrator(settings(tmp_path / "grid", tls=False, **changes))
+    paths = publicly_trusted(tmp_path)
+    running = Orchestrator(settings(tmp_path / "grid", tls=False, **paths))
     await running.start()
     try:
         link = joinlink.parse(running.join_link)

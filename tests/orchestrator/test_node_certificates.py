@@ -38,7 +38,7 @@ from distribai.wire.signing import sign_register
 from distribai.wire.v1 import distribai_pb2 as pb
 from distribai.wire.versions import PROTOCOL
 from tests.node.helpers import eventually
-from tests.orchestrator.test_channel import Daemon, made, settings
+from tests.orchestrator.test_channel import Daemon, made, publicly_trusted, settings
 
 DAY_S = 86400.0
 
@@ -298,12 +298,8 @@ async def test_a_grid_that_asks_no_more_is_joined_without_one(tmp_path: Path) ->
 async def test_the_grid_s_own_ca_signs_for_nodes_beside_a_public_certificate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = made(tmp_path / "public", time.time())
-    for name, text in (("chain", own.chain_pem), ("key", own.key_pem)):
-        (tmp_path / name).write_bytes(text)
-    (tmp_path / "roots").write_text(own.ca_pem)
+    paths = publicly_trusted(tmp_path)
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "roots"))
-    paths = {"tls_cert": str(tmp_path / "chain"), "tls_key": str(tmp_path / "key")}
     running = asking(tmp_path / "grid", **paths)
     await running.start()
     try:

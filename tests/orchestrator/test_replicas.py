@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import pytest
 from sqlalchemy import select
 
 from distribai.core.states import Liveness, TaskState
@@ -23,19 +22,6 @@ from distribai.store.tables import sessions
 from distribai.wire import convert, signing
 from distribai.wire.v1 import distribai_pb2 as pb
 from tests.orchestrator.harness import LIVENESS, FakeNode, World, breathe
-from tests.store.databases import new_postgres
-
-
-@pytest.fixture
-async def replicas(tmp_path: Path, postgres: str) -> AsyncIterator[tuple[World, World]]:
-    """Two replicas of one grid, the first of which leads."""
-    url = await new_postgres(postgres)
-    first = await World(tmp_path / "first", url).open()
-    second = await World(tmp_path / "second", url, first.time, seed=1).open()
-    await first.settle()
-    yield first, second
-    for world in (first, second):
-        await world.close()
 
 
 async def moves(node: FakeNode, world: World) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 from sqlalchemy import Executable, event
@@ -19,7 +18,6 @@ from distribai.orchestrator.rounds.ready import Ready
 from distribai.store.engine import AnyRow, Database, Tx
 from distribai.store.leases import drop_duties
 from tests.orchestrator.harness import World, breathe
-from tests.store.databases import new_postgres
 
 
 @dataclass
@@ -131,18 +129,6 @@ async def read_anew(world: World) -> Ready:
     async with world.grid.db.read() as tx:
         await ready.read_all(tx)
     return ready
-
-
-@pytest.fixture
-async def replicas(tmp_path: Path, postgres: str) -> AsyncIterator[tuple[World, World]]:
-    """Two replicas of one grid, the first of which holds all duties."""
-    url = await new_postgres(postgres)
-    first = await World(tmp_path / "first", url).open()
-    second = await World(tmp_path / "second", url, first.time, seed=1).open()
-    await first.settle()
-    yield first, second
-    for world in (first, second):
-        await world.close()
 
 
 async def test_one_statement_a_second_tells_of_all_duties_that_others_hold(

@@ -37,10 +37,9 @@ from numpy.typing import NDArray
 
 from distribai.core.codecs import BLOCK, PARTS, SCALE, SMALL
 from distribai.core.tensors import TensorSpec
-from distribai.errors import Integrity
-from distribai.merge.bits import pack, unpack
+from distribai.merge.bits import pack
 from distribai.merge.codecs import Part, Reader
-from distribai.merge.codecs.integers import INT8
+from distribai.merge.codecs.integers import INT8, stepped
 
 _PIECE = 128 * BLOCK
 """Elements at a time, so that what is in between stays in the second-level cache."""
@@ -112,22 +111,8 @@ class Halves:
         """Multiplies numbers by steps; refuses steps that no encoder writes."""
         if spec.size < SMALL:
             return INT8.reader(spec, parts)
-        stored, steps = parts[""], parts[SCALE]
-
-        def read(start: int, stop: int, scratch: NDArray[np.float32], /) -> NDArray[np.float32]:
-            step = steps[start // BLOCK : -(-stop // BLOCK)]
-            if not (np.isfinite(step).all() and (step >= 0).all()):
-                raise Integrity("tensor.format", f"{spec.name!r} has steps that are no step.")
-            scratch[...] = unpack(stored, start, stop, self._bits)
-            scratch -= np.float32(self._half - 0.5)
-            whole = scratch.size // BLOCK * BLOCK
-            blocks = scratch[:whole].reshape(-1, BLOCK)
-            np.multiply(blocks, step[: len(blocks), None], out=blocks)
-            if whole < scratch.size:
-                scratch[whole:] *= step[-1]
-            return scratch
-
-        return read
+        middle = self._half - 0.5
+        return stepped(spec, parts[""], parts[SCALE], self._bits, middle, zeros=True)
 
 
 def _row_sums(rows: NDArray[Any]) -> NDArray[np.float64]:

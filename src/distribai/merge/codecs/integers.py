@@ -80,22 +80,38 @@ class Integers:
 
     def reader(self, spec: TensorSpec, parts: Mapping[str, NDArray[Any]]) -> Reader:
         """Multiplies numbers by steps; refuses steps that no encoder writes."""
-        stored, steps = parts[""], parts[STEP]
+        return stepped(spec, parts[""], parts[STEP], self._bits, self._largest, zeros=False)
 
-        def read(start: int, stop: int, scratch: NDArray[np.float32], /) -> NDArray[np.float32]:
-            step = steps[start // BLOCK : -(-stop // BLOCK)]
-            if not (np.isfinite(step).all() and (step > 0).all()):
-                raise Integrity("tensor.format", f"{spec.name!r} has steps that are no step.")
-            scratch[...] = unpack(stored, start, stop, self._bits)
-            scratch -= np.float32(self._largest)
-            whole = scratch.size // BLOCK * BLOCK
-            blocks = scratch[:whole].reshape(-1, BLOCK)
-            np.multiply(blocks, step[: len(blocks), None], out=blocks)
-            if whole < scratch.size:
-                scratch[whole:] *= step[-1]
-            return scratch
 
-        return read
+def stepped(
+    spec: TensorSpec,
+    stored: NDArray[np.uint8],
+    steps: NDArray[np.float32],
+    bits: int,
+    middle: float,
+    *,
+    zeros: bool,
+) -> Reader:
+    """A decoder of codes of ``bits`` bits: ``(code - middle)`` times the step of its block.
+
+    ``zeros``: whether a step may be 0. Its reader raises :class:`Integrity` (``tensor.format``)
+    for steps that are none.
+    """
+
+    def read(start: int, stop: int, scratch: NDArray[np.float32], /) -> NDArray[np.float32]:
+        step = steps[start // BLOCK : -(-stop // BLOCK)]
+        if not (np.isfinite(step).all() and (step >= 0 if zeros else step > 0).all()):
+            raise Integrity("tensor.format", f"{spec.name!r} has steps that are no step.")
+        scratch[...] = unpack(stored, start, stop, bits)
+        scratch -= np.float32(middle)
+        whole = scratch.size // BLOCK * BLOCK
+        blocks = scratch[:whole].reshape(-1, BLOCK)
+        np.multiply(blocks, step[: len(blocks), None], out=blocks)
+        if whole < scratch.size:
+            scratch[whole:] *= step[-1]
+        return scratch
+
+    return read
 
 
 def _steps(
