@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--batch",
         type=int,
         default=0,
-        help="sequences of a node and step: 8; 1 with another recipe",
+        help="sequences of a node and step: 8; 2 with another recipe",
     )
     parser.add_argument("--profile", default="", help="size of the model; tiny, or 1.5M parameters")
     parser.add_argument("--codec-up", default="", help="instead of the recipe's")

@@ -39,7 +39,7 @@ from distribai.core.architectures import family
 from distribai.core.plain import to_plain
 from distribai.core.spec import DataSpec, JobSpec, ModelSpec, RoundSpec
 from distribai.core.states import TaskState
-from distribai.errors import Unavailable
+from distribai.errors import DistribAIError, Unavailable
 
 NAME = "recovery"
 HELP = "seconds, heartbeats and rounds from kill -9 to work going on"
@@ -57,7 +57,13 @@ LIVENESS = {
 """The defaults, in heartbeats."""
 
 NODES = 3
+PROGRESS_S = 0.2
+"""Between two reports of a task's progress: what is looked for must be seen when it happens."""
+
 CAP_S = 120.0
+LAST_TASKS, LAST_LINES = 12, 5
+"""What is said of tasks and logs when something did not happen within the cap."""
+
 KINDS = ("node", "daemon", "orchestrator")
 RECEIVED = (TaskState.SUBMITTED, TaskState.VERIFYING, TaskState.ACCEPTED)
 BROUGHT_IN = -1.0
@@ -264,7 +270,28 @@ class _Grid:
             if found:
                 return found
             time.sleep(0.05)
-        raise RuntimeError(f"waited {CAP_S:.0f} s in vain: {what}")
+        raise RuntimeError(f"waited {CAP_S:.0f} s in vain: {what}\n{self._situation()}")
+
+    def _situation(self) -> str:
+        """What there is to see when something did not happen, for whoever looks for the reason."""
+        lines = [f"{name} has ended" for name, p in self._processes.items() if p.poll() is not None]
+        try:
+            with self._client() as client:
+                job = client.job(self._job)
+                lines += [f"job: {job.state} {job.reason}, version {job.version}"]
+                lines += [
+                    f"{n.name}: {n.liveness} {n.standing} {n.intent} {n.intent_reason}"
+                    for n in client.nodes()
+                ]
+                lines += [
+                    f"{t.phase} {t.state} {t.step}/{t.steps} attempt {t.attempt} {t.node_id}"
+                    for t in [*client.tasks(self._job)][-LAST_TASKS:]
+                ]
+        except DistribAIError as problem:
+            lines.append(f"nothing more to be had: {problem}")
+        for log in sorted(self._root.glob("*.log")):
+            lines += [f"{log.name}: {line}" for line in log.read_text().splitlines()[-LAST_LINES:]]
+        return "\n".join(lines)
 
     def _client(self) -> Client:
         return Client(self._ready["url"], self._token)
@@ -302,6 +329,7 @@ class _Grid:
                     **os.environ,
                     **spawn.environment(),
                     **liveness,
+                    "DISTRIBAI_NODE_PROGRESS_S": str(PROGRESS_S),
                     "OMP_NUM_THREADS": "1",
                     "DISTRIBAI_HOME": str(self._root / "home"),
                 },

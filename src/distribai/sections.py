@@ -164,7 +164,7 @@ class NodeSettings:
     up_mbps: float = _help(0.0, "how fast it may send, 10^6 bits a second; 0: as fast as it can")
     down_mbps: float = _help(0.0, "how fast it may fetch, 10^6 bits a second; 0: as fast as it can")
     month_bytes: int = _help(0, "bytes that it may move in a month, both ways; 0: no limit")
-    progress_s: float = _help(2.0, "seconds between progress reports at least")
+    progress_s: float = _help(2.0, "seconds between a task's progress reports at least")
     checkpoint_s: float = _help(
         15.0, "seconds between two checkpoints of a running task at least; 0: none"
     )

@@ -171,7 +171,7 @@ def test_the_gate_ends_the_task_after_the_present_step() -> None:
     assert seen == [1.0, 1.0, 1.0]
 
 
-def test_progress_is_reported_at_most_every_two_seconds() -> None:
+def test_progress_is_reported_at_the_first_step_and_then_at_most_as_often_as_asked() -> None:
     now = [0.0]
 
     class Slow:
@@ -183,11 +183,22 @@ def test_progress_is_reported_at_most_every_two_seconds() -> None:
 
     reports: list[tuple[int, float, float]] = []
     loop(Bigram(), clock=lambda: now[0]).run(
-        plan(10), stream(), Slow(), lambda *figures: reports.append(figures)
+        plan(11),
+        stream(),
+        Slow(),
+        lambda *figures: reports.append(figures),
+        report_every_s=2.0,
     )
-    assert [r[0] for r in reports] == [3, 6, 9]
+    assert [r[0] for r in reports] == [1, 4, 7, 10]
     assert all(math.isfinite(r[1]) for r in reports)
-    assert reports[0][2] == pytest.approx(3 * 40 / 2.25)
+    assert reports[0][2] == pytest.approx(40 / 0.75)
+    assert reports[1][2] == pytest.approx(3 * 40 / 2.25)
+
+
+def test_a_clock_that_stands_still_reports_the_first_step_without_a_speed() -> None:
+    reports: list[tuple[int, float, float]] = []
+    loop(Bigram()).run(plan(3), stream(), report=lambda *figures: reports.append(figures))
+    assert [(r[0], r[2]) for r in reports] == [(1, 0.0)]
 
 
 def test_a_loss_that_is_not_finite_is_an_error() -> None:

@@ -68,7 +68,7 @@ class Run:
     and where checkpoints go and an earlier one of the same attempt is looked for. With ``owed``
     the delta has error feedback, and leaves :data:`RESIDUAL` beside itself. ``here`` are the blobs
     that lead to the base and need not be fetched, by SHA-256; ``room`` bytes of the disk may go to
-    weights that are worth keeping (``Kept``)."""
+    weights that are worth keeping (``Kept``). Progress is told every ``progress_s`` at most."""
 
     assignment: Assignment
     out_dir: str
@@ -78,6 +78,7 @@ class Run:
     owed: Owed | None = None
     here: tuple[str, ...] = ()
     room: int = 0
+    progress_s: float = 2.0
     type: Literal["run"] = "run"
 
 

@@ -179,6 +179,7 @@ class Daemon:
                 checkpoints=Checkpoints(
                     self._settings.checkpoint_s, CHECKPOINT_SHARE, self._settings.checkpoint_bytes
                 ),
+                progress_s=self._settings.progress_s,
             )
 
         self._worker = Worker(
@@ -188,7 +189,6 @@ class Daemon:
             key,
             self._link.send,
             self._link.beat,
-            self._settings.progress_s,
         )
         self.governor.listen(self._on_governor)
         self._on_governor()

@@ -48,7 +48,6 @@ class Worker:
         files: where tasks in hand outlive the daemon.
         send: queues a message to the orchestrator.
         beat: sends a heartbeat now.
-        progress_s: seconds between two progress reports of a task, at least.
     """
 
     def __init__(
@@ -59,7 +58,6 @@ class Worker:
         identity: Identity,
         send: Callable[[Body], None],
         beat: Callable[[], None],
-        progress_s: float,
     ) -> None:
         self._services = services(self)
         self._files = files
@@ -67,7 +65,6 @@ class Worker:
         self._identity = identity
         self._send = send
         self._beat = beat
-        self._progress_s = progress_s
         self._reported: dict[str, float] = {}
         self._executors: dict[str, Executor] = {}
         self._background: set[asyncio.Task[None]] = set()
@@ -239,10 +236,17 @@ class Worker:
     # -------------------------------------------------------------- from the executors
 
     def progress(self, progress: Progress) -> None:
-        """Report progress, not too often; the last step always."""
+        """Report progress; the last step always.
+
+        Executors keep the pace that they were given; one that does not is held to twice as often.
+        """
         now = self._services.clock.monotonic()
         last = self._reported.get(progress.task_id)
-        if progress.step < progress.steps and last is not None and now - last < self._progress_s:
+        if (
+            progress.step < progress.steps
+            and last is not None
+            and now - last < self._services.progress_s / 2
+        ):
             return
         self._reported[progress.task_id] = now
         self._send(convert.progress_to_wire(progress))

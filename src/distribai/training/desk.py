@@ -128,7 +128,7 @@ class Desk:
         rows = reader.batches(split(task.samples, steps_before * batch)[1], batch)
         self._budget.begin()
         known = None if start is None else (start.mark, start.losses)
-        done = self.loop.run(plan, rows, gate, report, keep, known)
+        done = self.loop.run(plan, rows, gate, report, keep, known, run.progress_s)
         self._budget.end()
         self._has_moments = self.spec.rounds.moments == "keep"
         header = DeltaHeader(

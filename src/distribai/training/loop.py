@@ -23,7 +23,7 @@ from distribai.training.devices import autocast
 from distribai.training.optimizers import InnerOptimizer
 
 REPORT_EVERY_S = 2.0
-"""Least seconds between two reports of progress."""
+"""Least seconds between two reports of progress, where nothing else is asked for."""
 
 NEWCOMER_WARMUP = 20
 """Steps over which a newcomer with fresh moments rises to the others' rate (A1, ``keep``)."""
@@ -182,8 +182,12 @@ class InnerLoop:
         report: Report = no_report,
         keep: Keep = no_keep,
         start: tuple[Mark, Tensor] | None = None,
+        report_every_s: float = REPORT_EVERY_S,
     ) -> Trained:
         """Train ``plan.steps`` steps, fewer when the gate says so.
+
+        ``report`` hears of the first step, then every ``report_every_s`` at most: a task of a
+        second is seen at work too. Of the last step it hears nothing: the end says it all.
 
         ``batches`` yields each step's rows (batch, length + 1), int64. ``start`` goes on from what
         ``keep`` was given: the model and the optimizer hold that state again, and ``batches``
@@ -199,7 +203,8 @@ class InnerLoop:
         gate = gate or OpenGate()
         self.model.train()
         done = tokens = 0
-        began = mark = reported_at = self.clock()
+        began = mark = started = self.clock()
+        reported_at = -math.inf
         losses = _Losses(plan.steps, self.device)
         if start is not None:
             earlier, known = start
@@ -223,8 +228,9 @@ class InnerLoop:
                 so_far = Mark(done, tokens, self.clock() - began, self.micro_batch)
                 keep(so_far, losses.so_far(done))
             mark = self.clock()
-            if mark - reported_at >= REPORT_EVERY_S and done < plan.steps:
-                speed = (tokens - reported_tokens) / (mark - reported_at)
+            if mark - reported_at >= report_every_s and done < plan.steps:
+                elapsed = mark - max(reported_at, started)
+                speed = (tokens - reported_tokens) / elapsed if elapsed > 0 else 0.0
                 report(done, _finite(losses.since_report(done), done), speed)
                 reported_at, reported_tokens = mark, tokens
             if not go_on:

@@ -42,7 +42,7 @@ class Services:
 
     ``log_dir`` holds their children's standard error. ``gate`` gives what the governor wants now.
     ``checkpoints`` says how running tasks are kept on disk; ``feedback`` keeps what deltas did not
-    send.
+    send. Progress is worth a message every ``progress_s`` at most.
     """
 
     cache: BlobCache
@@ -55,6 +55,7 @@ class Services:
     feedback: FeedbackStore
     command: Sequence[str] = ()
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    progress_s: float = 2.0
 
 
 class Executor(Protocol):

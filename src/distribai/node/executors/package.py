@@ -259,6 +259,7 @@ class PackageExecutor:
             owed,
             self._services.cache.among(assignment.base.blobs),
             self._services.cache.room,
+            self._services.progress_s,
         )
         try:
             await child.send(run)
