@@ -12,7 +12,7 @@ out, since they change no figure.
 
 With another recipe than the default the question is what its silence costs: its own side against
 *dense* rounds, fp32 both ways with the same H and the default's outer step, both tuned on the same
-grid, over the first ten rounds' worth of steps (with a schedule of that length), so that the whole
+grid, over the first eight rounds' worth of steps (with a schedule of that length), so that the whole
 takes 40 minutes. The model is larger then.
 """
 
@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--batch",
         type=int,
         default=0,
-        help="sequences of a node and step: 8; 2 with another recipe",
+        help="sequences of a node and step: 8; 1 with another recipe",
     )
     parser.add_argument("--profile", default="", help="size of the model; tiny, or 1.5M parameters")
     parser.add_argument("--codec-up", default="", help="instead of the recipe's")
@@ -84,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rate", type=int, choices=(0, 1, 2), help="no tuning: this one of the grid"
     )
     parser.add_argument(
-        "--tuning-rounds", type=int, default=10, help="that another recipe's rates are tuned on"
+        "--tuning-rounds", type=int, default=8, help="that another recipe's rates are tuned on"
     )
     parser.add_argument("--workers", type=int, default=2, help="processes, one thread each")
 
@@ -156,7 +156,7 @@ def _spec(args: argparse.Namespace) -> JobSpec:
     values: dict[str, Any] = {
         "name": NAME,
         "steps": 1,
-        "batch": args.batch or (8 if plain else 2),
+        "batch": args.batch or (8 if plain else 1),
         "preset": args.recipe,
         "model": {"architecture_config": to_plain(config)},
         "rounds": {},
