@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from distribai.core.codecs import SCALE
 from distribai.core.tensors import TensorSpec
 from distribai.errors import Integrity, InvalidSpec
-from distribai.merge.codecs import GRAIN, codec, codecs
+from distribai.merge.codecs import GRAIN, codec, codecs, sparse
 from distribai.merge.codecs.integers import BLOCK, STEP
 from distribai.merge.codecs.sparse import LEVELS, PLACES, RUN, two_means
 from tests.merge.support import ODD
@@ -105,6 +106,38 @@ def test_constant_tensors_come_back_as_finite_as_they_were(name: str, value: flo
         return  # so small that it may be lost
     if not name.startswith("sparse") or size < 1024:
         assert kept.all() == (value != 0)
+
+
+def raw_numbers(size: int) -> NDArray[np.float32]:
+    """Bell-shaped values of many magnitudes, some zero, from raw random words: these, unlike a
+    generator's methods, are the same with every numpy."""
+    words = np.random.Philox(1).random_raw(size).view(np.uint16).reshape(size, 4)
+    values = (words.sum(axis=1, dtype=np.int64) - 2 * 65535).astype(np.float32)
+    values *= np.float32(0.5) ** (np.arange(size) // 300 % 40)
+    values[::97] = 0
+    return values
+
+
+@pytest.mark.parametrize(
+    ("name", "made"),
+    [
+        ("bf16", "19367d235e5a0645"),
+        ("fp32", "7610f410c56f4767"),
+        ("int8", "12d5aae361298018"),
+        ("int4", "35d2eb8a6f69b96c"),
+        ("int3", "3caedd454ad31166"),
+        ("int2", "fb860401ec8515c3"),
+        ("sparse", "88666e1c4603b256"),
+        ("sparse128", "1040809c608e3a5c"),
+        ("sparse256", "a06a879f373786a9"),
+    ],
+)
+def test_the_same_values_always_encode_to_the_same_bytes(name: str, made: str):
+    found = hashlib.sha256()
+    for size in (1000, 1024, 70_000):
+        for suffix, part in sorted(codec(name).encode(raw_numbers(size)).items()):
+            found.update(suffix.encode() + np.ascontiguousarray(part).tobytes())
+    assert found.hexdigest()[:16] == made
 
 
 def test_fp32_changes_no_bit():
@@ -261,6 +294,27 @@ def test_the_two_magnitudes_lower_the_error_to_what_two_means_can():
     )
     got = ((sizes - np.where(sizes > bound, high, low)) ** 2).sum()
     assert got <= 1.01 * wanted
+
+
+@given(
+    size=st.integers(1, 400),
+    seed=st.integers(0, 2**16),
+    spread=st.sampled_from([0.0, 0.3, 2.0, 20.0]),
+    zeros=st.floats(0, 1),
+)
+@settings(max_examples=60, deadline=None)
+def test_the_two_magnitudes_are_the_same_whatever_way_the_sums_are_made(
+    size: int, seed: int, spread: float, zeros: float
+):
+    """With values of like size they are exact, with others in a written order."""
+    rng = np.random.default_rng(seed)
+    sizes = np.exp(spread * rng.standard_normal(size)).astype(np.float32)
+    sizes[rng.random(size) < zeros] = 0
+    (low, high), bound = two_means(sizes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sparse, "EXACT", 0.0)
+        assert two_means(sizes)[0].tobytes() == np.float32([low, high]).tobytes()
+        assert two_means(sizes)[1] == bound
 
 
 def test_bits_per_parameter_are_what_the_table_says():

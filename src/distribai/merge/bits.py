@@ -1,21 +1,50 @@
-"""Codes of 2, 3, 4 or 8 bits in bytes, in groups of whole bytes: the first in the lowest bits."""
+"""Codes of 2, 3, 4 or 8 bits in bytes, in groups of whole bytes: the first in the lowest bits.
+
+A group's codes, a byte each, are looked at as one word, in which neighbours are moved together: one
+code to one, then pairs to pairs, and so on; unpacking goes back the same way. So all steps run over
+whole arrays of words.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-_WORD: Final[dict[int, np.dtype[Any]]] = {1: np.dtype(np.uint8), 3: np.dtype("<u4")}
-"""What a group of so many bytes is worked on in."""
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """The smallest group of codes that fills whole bytes: ``count`` codes in ``octets`` bytes.
+
+    ``word`` has a byte for each code. ``moves``: by how many bits the upper one of two neighbours
+    moves down, and the bits that hold the two afterwards, from single codes on; ``single``: the
+    bits that hold single codes.
+    """
+
+    count: int
+    octets: int
+    word: np.dtype[Any]
+    moves: tuple[tuple[Any, Any], ...]
+    single: Any
 
 
-def _group(bits: int) -> tuple[int, int, np.dtype[Any]]:
-    """Codes and bytes of the smallest group, and the number that holds it."""
-    together = math.lcm(8, bits)
-    return together // bits, together // 8, _WORD[together // 8]
+@cache
+def _group(bits: int) -> _Group:
+    octets = math.lcm(8, bits) // 8
+    count = 8 * octets // bits
+    word = np.dtype(f"<u{count}")
+
+    def lanes(codes: int) -> Any:
+        ones = (1 << codes * bits) - 1
+        return word.type(sum(ones << at for at in range(0, 8 * count, 8 * codes)))
+
+    together = [1 << place for place in range(count.bit_length() - 1)]
+    moves = tuple((word.type(n * (8 - bits)), lanes(2 * n)) for n in together)
+    return _Group(count, octets, word, moves, lanes(1))
 
 
 def pack(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
@@ -25,35 +54,37 @@ def pack(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
     """
     if bits == 8:
         return codes
-    count, octets, word = _group(bits)
-    short = -codes.size % count
-    rows = np.append(codes, np.zeros(short, np.uint8)) if short else codes
-    rows = rows.reshape(-1, count)
-    words = rows[:, 0].astype(word)
-    for place in range(1, count):
-        words |= rows[:, place].astype(word) << word.type(place * bits)
-    if octets == word.itemsize:
-        return words
-    packed = words.view(np.uint8).reshape(-1, word.itemsize)[:, :octets].reshape(-1)
-    return packed[: -(-codes.size * bits // 8)]
+    group = _group(bits)
+    short = -codes.size % group.count
+    whole = np.append(codes, np.zeros(short, np.uint8)) if short else codes
+    words = np.ascontiguousarray(whole).view(group.word)
+    for down, lanes in group.moves:
+        words = (words >> down | words) & lanes
+    if group.octets == 1:
+        return words.astype(np.uint8)
+    packed = np.empty((words.size, group.octets), np.uint8)
+    octets = words.view(np.uint8).reshape(-1, group.count)
+    for place in range(group.octets):  # numpy copies columns faster than short rows
+        packed[:, place] = octets[:, place]
+    return packed.reshape(-1)[: -(-codes.size * bits // 8)]
 
 
 def unpack(packed: NDArray[np.uint8], start: int, stop: int, bits: int) -> NDArray[np.uint8]:
     """Codes ``start <= i < stop``; ``start`` is a multiple of 8. May be a view."""
     if bits == 8:
         return packed[start:stop]
-    count, octets, word = _group(bits)
+    group = _group(bits)
     line = packed[start * bits // 8 : -(-stop * bits // 8)]
-    if octets == word.itemsize:
-        words = line
+    if group.octets == 1:
+        words = line.astype(group.word)
     else:
-        short = -line.size % octets
+        short = -line.size % group.octets
         whole = np.append(line, np.zeros(short, np.uint8)) if short else line
-        wide = np.zeros((whole.size // octets, word.itemsize), np.uint8)
-        wide[:, :octets] = whole.reshape(-1, octets)
-        words = wide.view(word).reshape(-1)
-    codes = np.empty((words.size, count), np.uint8)
-    mask = word.type((1 << bits) - 1)
-    for place in range(count):
-        codes[:, place] = words >> word.type(place * bits) & mask
-    return codes.reshape(-1)[: stop - start]
+        octets = np.zeros((whole.size // group.octets, group.count), np.uint8)
+        for place in range(group.octets):
+            octets[:, place] = whole[place :: group.octets]
+        words = octets.view(group.word).reshape(-1)
+    singles = (group.single, *(lanes for _, lanes in group.moves))
+    for (up, _), lanes in zip(reversed(group.moves), reversed(singles[:-1]), strict=True):
+        words = (words << up | words) & lanes
+    return words.view(np.uint8)[: stop - start]

@@ -44,6 +44,9 @@ from distribai.merge.codecs.integers import INT8, stepped
 _PIECE = 128 * BLOCK
 """Elements at a time, so that what is in between stays in the second-level cache."""
 
+_NARROW = 32
+"""Numbers in a row from which on sums run across rows."""
+
 LONGER = 1.25
 """How much longer than the step of least error a step is at most."""
 
@@ -83,7 +86,9 @@ class Halves:
         block = block.reshape(blocks, BLOCK)
         counts = np.full(blocks, float(BLOCK))
         counts[-1] -= missing
-        power = _row_sums(np.multiply(block, block, dtype=np.float64))
+        wide = block.astype(np.float64)
+        wide *= wide
+        power = _row_sums(wide)
         step = (np.sqrt(power / counts) * self._width).astype(np.float32)
         flat = step < np.finfo(np.float32).tiny
         step[flat] = 1
@@ -91,13 +96,13 @@ class Halves:
         # Spread first: numpy multiplies whole arrays faster than rows by a number each.
         np.copyto(ratio, (1 / step)[:, None])
         ratio *= block
-        whole = np.floor(ratio)
-        np.clip(whole, -self._half, self._half - 1, out=whole)
-        codes = (whole + np.float32(self._half)).astype(np.uint8).reshape(-1)[: piece.size]
-        whole += np.float32(0.5)
-        ratio *= whole
-        whole *= whole
-        squares = _row_sums(whole)
+        level = np.floor(ratio)
+        np.clip(level, -self._half, self._half - 1, out=level)
+        codes = (level + np.float32(self._half)).astype(np.uint8).reshape(-1)[: piece.size]
+        level += np.float32(0.5)
+        ratio *= level
+        # Multiples of 1/4 far below 2^22: exact, so that the order of this sum does not matter.
+        squares = np.einsum("ij,ij->i", level, level).astype(np.float64)
         squares[-1] -= missing / 4  # what fills up the last block is read as 1/2
         common = _row_sums(ratio) * step
         common[flat] = 1
@@ -116,12 +121,15 @@ class Halves:
 
 
 def _row_sums(rows: NDArray[Any]) -> NDArray[np.float64]:
-    """Sums of rows of :data:`BLOCK` numbers, in their own precision; ``rows`` is overwritten."""
-    width = BLOCK
-    while width > 1:
-        width //= 2
-        rows[:, :width] += rows[:, width : 2 * width]
-    return rows[:, 0].astype(np.float64)
+    """Sums of rows of :data:`BLOCK` numbers, in their own precision."""
+    while rows.shape[1] > _NARROW:
+        half = rows.shape[1] // 2
+        rows = rows[:, :half] + rows[:, half:]
+    columns = np.ascontiguousarray(rows.T)  # from here on numpy adds these faster than short rows
+    while len(columns) > 1:
+        half = len(columns) // 2
+        columns = columns[:half] + columns[half:]
+    return columns[0].astype(np.float64)
 
 
 CODECS = (Halves(3, 0.5860), Halves(2, 0.9957))

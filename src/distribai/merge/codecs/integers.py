@@ -48,35 +48,24 @@ class Integers:
         size = values.size
         steps = np.empty(-(-size // BLOCK), np.float32)
         stored = np.empty(-(-size * self._bits // 8), np.uint8)
-        scratch = np.empty((_PIECE // BLOCK, BLOCK), np.float32)
+        scratch = np.empty((min(_PIECE // BLOCK, steps.size), BLOCK), np.float32)
         for start in range(0, size, _PIECE):
-            piece = values[start : start + _PIECE]
-            blocks = -(-piece.size // BLOCK)
-            if piece.size == blocks * BLOCK:
-                block = piece.reshape(blocks, BLOCK)
-            else:  # the tensor's end: fill up its last block
-                block = np.zeros((blocks, BLOCK), np.float32)
-                block.reshape(-1)[: piece.size] = piece
-            step = _steps(block, self._largest, scratch[:blocks])
-            steps[start // BLOCK : start // BLOCK + blocks] = step
-            codes = self._codes(block, step, scratch[:blocks])[: piece.size]
+            piece = np.ascontiguousarray(values[start : start + _PIECE])
+            step = _steps(piece, self._largest)
+            steps[start // BLOCK : start // BLOCK + step.size] = step
+            # Spread first: numpy multiplies whole arrays faster than rows by a number each.
+            np.copyto(scratch[: step.size], (1 / step)[:, None])
+            ratio = scratch.reshape(-1)[: piece.size]
+            ratio *= piece
+            ratio += _MAGIC + np.float32(self._largest)
             first = start * self._bits // 8
-            packed = pack(codes, self._bits)
-            stored[first : first + packed.size] = packed
+            room = stored[first : first + -(-piece.size * self._bits // 8)]
+            codes = room if self._bits == 8 else np.empty(piece.size, np.uint8)
+            # Only the low bits are wanted.
+            np.copyto(codes, ratio.view(np.int32), casting="unsafe")
+            if codes is not room:
+                room[...] = pack(codes, self._bits)
         return {"": stored, STEP: steps}
-
-    def _codes(
-        self, block: NDArray[np.float32], step: NDArray[np.float32], scratch: NDArray[np.float32]
-    ) -> NDArray[np.uint8]:
-        """``q + L`` of each element, flat; ``scratch`` of the blocks' shape is overwritten."""
-        # Spread first: numpy multiplies whole arrays faster than rows by a number each.
-        np.copyto(scratch, (1 / step)[:, None])
-        np.multiply(scratch, block, out=scratch)
-        scratch += _MAGIC + np.float32(self._largest)
-        codes = np.empty(scratch.size, np.uint8)
-        # Only the low bits are wanted.
-        np.copyto(codes, scratch.view(np.int32).reshape(-1), casting="unsafe")
-        return codes
 
     def reader(self, spec: TensorSpec, parts: Mapping[str, NDArray[Any]]) -> Reader:
         """Multiplies numbers by steps; refuses steps that no encoder writes."""
@@ -114,14 +103,16 @@ def stepped(
     return read
 
 
-def _steps(
-    block: NDArray[np.float32], largest: int, scratch: NDArray[np.float32]
-) -> NDArray[np.float32]:
-    """Steps of whole blocks, shape (blocks,); ``scratch`` of the blocks' shape is overwritten."""
-    np.abs(block, out=scratch)
-    # Compared as whole numbers, which order magnitudes alike and have no NaN to look out for: a
-    # third of the time.
-    highest = np.maximum.reduce(scratch.view(np.int32), axis=1).view(np.float32)
+def _steps(piece: NDArray[np.float32], largest: int) -> NDArray[np.float32]:
+    """Steps of the blocks of a piece, shape (blocks,)."""
+    starts = np.arange(0, piece.size, BLOCK)
+    # Compared as whole numbers, which order magnitudes alike and have no NaN to look out for, and
+    # block by block with ``reduceat``, which reads in a line: a fifth of the time of magnitudes in
+    # fp32. With sign the largest one is that of the positive values, without it of the negative.
+    above = np.maximum.reduceat(piece.view(np.int32), starts).view(np.uint32)
+    below = np.maximum.reduceat(piece.view(np.uint32), starts)
+    magnitude = np.uint32(0x7FFFFFFF)
+    highest = np.maximum(above & magnitude, below & magnitude).view(np.float32)
     step: NDArray[np.float32] = highest / np.float32(largest)
     step[step < np.finfo(np.float32).tiny] = 1
     return step

@@ -13,7 +13,7 @@ Bits per parameter: 14 k / 4096; 0.22 at k = 64.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,11 @@ _RUNS = 32
 _SWEEPS = 8
 """Rounds of two-means at most; it settles within a few on heavy-tailed values."""
 
+EXACT = 2.0**29
+"""Sums of numbers between ``a`` and ``b`` are exact in double precision, in any order, as long as
+their count times ``b`` is at most so many ``a``: all are multiples of the last place of the least,
+which is at least ``a / 2^24``, and no sum has more than ``2^53`` of these."""
+
 
 class Sparse:
     """A codec that keeps ``k`` of 4096 elements; ``k`` is a multiple of 4."""
@@ -47,13 +52,12 @@ class Sparse:
         """Selects, clusters, packs."""
         if values.size < SMALL:
             return INT8.encode(values)
-        places = self._select(values)
-        runs = np.repeat(np.arange(-(-values.size // RUN)), self._by_run(values.size))
-        kept = values[runs * RUN + places]
+        at = self._select(values)
+        kept = values[at]
         size = np.abs(kept)
         levels, bound = two_means(size)
         codes = (size > bound).astype(np.uint8) | (kept < 0).astype(np.uint8) << np.uint8(1)
-        return {"": pack(codes, 2), PLACES: _pack12(places), LEVELS: levels}
+        return {"": pack(codes, 2), PLACES: _pack12(at % RUN), LEVELS: levels}
 
     def reader(self, spec: TensorSpec, parts: Mapping[str, NDArray[Any]]) -> Reader:
         """Fills with zeros and puts the kept elements in their places."""
@@ -90,20 +94,21 @@ class Sparse:
         return counts
 
     def _select(self, values: NDArray[np.float32]) -> NDArray[np.int64]:
-        """Places of the kept elements, run after run."""
+        """Where the kept elements lie in the tensor, ascending."""
         whole = values.size // RUN * RUN
         found = [
-            _largest(values[start : min(whole, start + _RUNS * RUN)].reshape(-1, RUN), self._k)
+            start
+            + _largest(values[start : min(whole, start + _RUNS * RUN)].reshape(-1, RUN), self._k)
             for start in range(0, whole, _RUNS * RUN)
         ]
         if whole < values.size:
             rest = values[whole:].reshape(1, -1)
-            found.append(_largest(rest, -(-self._k * rest.size // RUN)))
+            found.append(whole + _largest(rest, -(-self._k * rest.size // RUN)))
         return np.concatenate(found)
 
 
 def _largest(runs: NDArray[np.float32], k: int) -> NDArray[np.int64]:
-    """Columns of the ``k`` largest magnitudes of each row, ascending, row after row, flat."""
+    """Places of the ``k`` largest magnitudes of each row, counted through all rows, ascending."""
     # As whole numbers, which order magnitudes alike and are told apart in half the time.
     size = np.abs(runs).view(np.int32)
     width = size.shape[1]
@@ -115,26 +120,48 @@ def _largest(runs: NDArray[np.float32], k: int) -> NDArray[np.int64]:
             equal = np.flatnonzero(size[row] == bound[row])
             chosen[row] = above
             chosen[row, equal[: k - int(above.sum())]] = True
-    places: NDArray[np.int64] = np.flatnonzero(chosen) % width
-    return places
+    return np.flatnonzero(chosen)
 
 
 def two_means(sizes: NDArray[np.float32]) -> tuple[NDArray[np.float32], np.float32]:
     """Two magnitudes that stand for all, shape (2,), the smaller first, and the bound between them
     (a value above it takes the larger one). Lloyd's iteration from the mean."""
-    bound = np.float32(_mean(sizes))
-    low = high = bound
+    means = _means_beside(sizes)
+    bound = low = high = means(np.float32(np.inf))[0]
     for _ in range(_SWEEPS):
-        upper = sizes > bound
-        if not upper.any():
+        below, above = means(bound)
+        if above is None:
             break
-        high = np.float32(_mean(sizes[upper]))
-        low = np.float32(_mean(sizes[~upper]))
+        low, high = below, above
         middle = np.float32((float(low) + float(high)) / 2)
         if middle == bound:
             break
         bound = middle
     return np.array([low, high], np.float32), bound
+
+
+def _means_beside(
+    sizes: NDArray[np.float32],
+) -> Callable[[np.float32], tuple[np.float32, np.float32 | None]]:
+    """A function of a bound, at least the least of ``sizes``: the means of those up to it, and of
+    those above (None where there is none)."""
+    ordered = np.sort(sizes)
+    least = ordered[np.searchsorted(ordered, 0, "right") :][:1]
+    if not least.size or float(ordered[-1]) * sizes.size > EXACT * float(least[0]):
+        return lambda bound: (
+            np.float32(_mean(sizes[sizes <= bound])),
+            np.float32(_mean(sizes[sizes > bound])) if (sizes > bound).any() else None,
+        )
+    sums = np.cumsum(ordered, dtype=np.float64)
+
+    def means(bound: np.float32) -> tuple[np.float32, np.float32 | None]:
+        count = int(ordered.searchsorted(bound, "right"))
+        below = np.float32(sums[count - 1] / count)
+        if count == sizes.size:
+            return below, None
+        return below, np.float32((sums[-1] - sums[count - 1]) / (sizes.size - count))
+
+    return means
 
 
 def _mean(values: NDArray[np.float32]) -> float:
