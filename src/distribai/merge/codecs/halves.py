@@ -129,7 +129,8 @@ def _row_sums(rows: NDArray[Any]) -> NDArray[np.float64]:
     while len(columns) > 1:
         half = len(columns) // 2
         columns = columns[:half] + columns[half:]
-    return columns[0].astype(np.float64)
+    sums: NDArray[np.float64] = columns[0].astype(np.float64)
+    return sums
 
 
 CODECS = (Halves(3, 0.5860), Halves(2, 0.9957))
