@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from distribai.merge.bits import pack, unpack
 
 
-@given(data=st.data(), bits=st.sampled_from([2, 3, 4, 8]), size=st.integers(0, 300))
+@given(data=st.data(), bits=st.sampled_from([2, 3, 4, 5, 6, 8]), size=st.integers(0, 300))
 @settings(deadline=None)
 def test_codes_come_back_from_any_place_that_is_a_multiple_of_8(
     data: st.DataObject, bits: int, size: int
@@ -26,7 +26,7 @@ def test_codes_come_back_from_any_place_that_is_a_multiple_of_8(
     assert list(unpack(packed, start, stop, bits)) == list(codes[start:stop])
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4])
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6])
 def test_the_first_code_lies_in_the_lowest_bits(bits: int):
     codes = np.arange(13, dtype=np.uint8) % 2**bits
     number = sum(int(code) << (bits * place) for place, code in enumerate(codes))

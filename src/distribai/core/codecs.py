@@ -30,7 +30,7 @@ SMALL: Final = 1024
 """Tensors with fewer elements go as int8 where a codec is coarser: they weigh nothing, and sparse
 places would cost more than their values."""
 
-STEP, SCALE, LEVELS, PLACES = ":step", ":scale", ":levels", ":places"
+STEP, SCALE, LEVELS, HIGH, LOW = ":step", ":scale", ":levels", ":high", ":low"
 """Suffixes of stored arrays."""
 
 BETA: Final[Mapping[str, float]] = {
@@ -44,7 +44,7 @@ BETA: Final[Mapping[str, float]] = {
 """What is kept of the error feedback from one round to the next, by codec (A3)."""
 
 SPARSE_K: Final[Mapping[str, int]] = {"sparse": 64, "sparse128": 128, "sparse256": 256}
-"""Elements that a sparse codec keeps of each :data:`RUN`."""
+"""Elements that a sparse codec keeps of each :data:`RUN`: powers of two."""
 
 MAX_STAGES: Final = 64
 """Stages of a schedule at most: it travels with every task."""
@@ -91,12 +91,19 @@ def _unless_small(
     return lambda spec: (PARTS["int8"] if spec.size < SMALL else parts)(spec)
 
 
+def low_bits(k: int) -> int:
+    """Bits of a kept element's place that a sparse codec stores as they are: those that tell
+    elements apart of which, on average, one is kept."""
+    return (RUN // k).bit_length() - 1
+
+
 def _sparse(k: int) -> Callable[[TensorSpec], tuple[Part, ...]]:
     def parts(spec: TensorSpec) -> tuple[Part, ...]:
-        kept = spec.size // RUN * k + -(-k * (spec.size % RUN) // RUN)
+        kept = -(-k * spec.size // RUN)
         return (
             Part("", "U8", (-(-kept // 4),)),
-            Part(PLACES, "U8", (-(-kept * 12 // 8),)),
+            Part(HIGH, "U8", (-(-2 * kept // 8),)),
+            Part(LOW, "U8", (-(-low_bits(k) * kept // 8),)),
             Part(LEVELS, "F32", (2,)),
         )
 
@@ -108,7 +115,8 @@ PARTS: Final[Mapping[str, Callable[[TensorSpec], tuple[Part, ...]]]] = {
     "bf16": _dense("BF16"),
     "int8": _integers(8, STEP),
     "int4": _integers(4, STEP),
-    # Another suffix than that of int2's former three levels: no side may misread the other's.
+    # Another suffix than that of int2's former three levels (and for sparse places than that of
+    # twelve bits each): no side may misread the other's.
     "int3": _unless_small(_integers(3, SCALE)),
     "int2": _unless_small(_integers(2, SCALE)),
     **{name: _unless_small(_sparse(k)) for name, k in SPARSE_K.items()},

@@ -1,4 +1,4 @@
-"""Codes of 2, 3, 4 or 8 bits in bytes, in groups of whole bytes: the first in the lowest bits.
+"""Codes of 2 to 6 or 8 bits in bytes, in groups of whole bytes: the first in the lowest bits.
 
 A group's codes, a byte each, are looked at as one word, in which neighbours are moved together: one
 code to one, then pairs to pairs, and so on; unpacking goes back the same way. So all steps run over
@@ -17,19 +17,25 @@ from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
-    """The smallest group of codes that fills whole bytes: ``count`` codes in ``octets`` bytes.
+class _Move:
+    """How neighbours come together: the upper one moves down by so many bits. Masks of the lower
+    ones, and of the upper ones before and after."""
 
-    ``word`` has a byte for each code. ``moves``: by how many bits the upper one of two neighbours
-    moves down, and the bits that hold the two afterwards, from single codes on; ``single``: the
-    bits that hold single codes.
-    """
+    by: Any
+    lower: Any
+    apart: Any
+    beside: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """The smallest group of codes that fills whole bytes: ``count`` codes in ``octets`` bytes, a
+    ``word`` with a byte for each code, and the moves that pack it."""
 
     count: int
     octets: int
     word: np.dtype[Any]
-    moves: tuple[tuple[Any, Any], ...]
-    single: Any
+    moves: tuple[_Move, ...]
 
 
 @cache
@@ -38,13 +44,13 @@ def _group(bits: int) -> _Group:
     count = 8 * octets // bits
     word = np.dtype(f"<u{count}")
 
-    def lanes(codes: int) -> Any:
-        ones = (1 << codes * bits) - 1
-        return word.type(sum(ones << at for at in range(0, 8 * count, 8 * codes)))
+    def move(codes: int) -> _Move:
+        lower = sum((1 << codes * bits) - 1 << at for at in range(0, 8 * count, 16 * codes))
+        masks = (lower, lower << 8 * codes, lower << codes * bits)
+        return _Move(word.type(codes * (8 - bits)), *map(word.type, masks))
 
-    together = [1 << place for place in range(count.bit_length() - 1)]
-    moves = tuple((word.type(n * (8 - bits)), lanes(2 * n)) for n in together)
-    return _Group(count, octets, word, moves, lanes(1))
+    moves = tuple(move(1 << place) for place in range(count.bit_length() - 1))
+    return _Group(count, octets, word, moves)
 
 
 def pack(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
@@ -58,8 +64,8 @@ def pack(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
     short = -codes.size % group.count
     whole = np.append(codes, np.zeros(short, np.uint8)) if short else codes
     words = np.ascontiguousarray(whole).view(group.word)
-    for down, lanes in group.moves:
-        words = (words >> down | words) & lanes
+    for move in group.moves:
+        words = words & move.lower | words >> move.by & move.beside
     if group.octets == 1:
         return words.astype(np.uint8)
     packed = np.empty((words.size, group.octets), np.uint8)
@@ -84,7 +90,6 @@ def unpack(packed: NDArray[np.uint8], start: int, stop: int, bits: int) -> NDArr
         for place in range(group.octets):
             octets[:, place] = whole[place :: group.octets]
         words = octets.view(group.word).reshape(-1)
-    singles = (group.single, *(lanes for _, lanes in group.moves))
-    for (up, _), lanes in zip(reversed(group.moves), reversed(singles[:-1]), strict=True):
-        words = (words << up | words) & lanes
+    for move in reversed(group.moves):
+        words = words & move.lower | words << move.by & move.apart
     return words.view(np.uint8)[: stop - start]

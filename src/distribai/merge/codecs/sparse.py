@@ -2,13 +2,20 @@
 
 A run is 4096 consecutive elements. Of each run the ``k`` elements of largest magnitude are kept
 (of equal ones those that come first), of the last, shorter one of n elements ``ceil(k n / 4096)``.
-An element's place in its run takes 12 bits, places of a run ascend; its value takes two: sign and
-one of two magnitudes that the tensor's kept elements share. The magnitudes are those of a two-means
-clustering. Everything else is read as 0: what was not sent is for error feedback to keep.
+A kept element's value takes two bits: sign and one of two magnitudes that the tensor's kept
+elements share. The magnitudes are those of a two-means clustering. Everything else is read as 0:
+what was not sent is for error feedback to keep.
+
+Places ascend, and are stored as P. Elias ("Efficient storage and retrieval by content and address
+of static files", 1974) and R. Fano have it: of the i-th kept element's index in the tensor the
+lowest ``log2(4096 / k)`` bits lie as they are, and the rest, ``h``, is bit ``i + h`` of a line of
+bits, which is 1. That line has two bits for each kept element, so sizes follow from shapes, and any
+run can be read by itself. With k = 64 a place takes 8 bits; no coder that knows nothing of the
+values could do with less than 7.4.
 
 Tensors below 1,024 elements go as int8: their places would cost more than their values.
 
-Bits per parameter: 14 k / 4096; 0.22 at k = 64.
+Bits per parameter: ``(4 + log2(4096 / k)) k / 4096``; 0.16 at k = 64.
 """
 
 from __future__ import annotations
@@ -19,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from distribai.core.codecs import LEVELS, PARTS, PLACES, RUN, SMALL, SPARSE_K
+from distribai.core.codecs import HIGH, LEVELS, LOW, PARTS, RUN, SMALL, SPARSE_K, low_bits
 from distribai.core.tensors import TensorSpec
 from distribai.errors import Integrity
 from distribai.merge.bits import pack, unpack
@@ -39,13 +46,13 @@ which is at least ``a / 2^24``, and no sum has more than ``2^53`` of these."""
 
 
 class Sparse:
-    """A codec that keeps ``k`` of 4096 elements; ``k`` is a multiple of 4."""
+    """A codec that keeps ``k`` of 4096 elements; ``k`` is a power of two from 16 to 1024."""
 
     def __init__(self, k: int, name: str) -> None:
-        self.name, self._k = name, k
+        self.name, self._k, self._low = name, k, low_bits(k)
 
     def parts(self, spec: TensorSpec) -> tuple[Part, ...]:
-        """Two-bit values without suffix, twelve-bit places, and the two magnitudes."""
+        """Two-bit values without suffix, their places in two parts, and the two magnitudes."""
         return PARTS[self.name](spec)
 
     def encode(self, values: NDArray[np.float32]) -> Mapping[str, NDArray[Any]]:
@@ -57,41 +64,42 @@ class Sparse:
         size = np.abs(kept)
         levels, bound = two_means(size)
         codes = (size > bound).astype(np.uint8) | (kept < 0).astype(np.uint8) << np.uint8(1)
-        return {"": pack(codes, 2), PLACES: _pack12(at % RUN), LEVELS: levels}
+        line = np.zeros(2 * at.size, np.uint8)
+        line[np.arange(at.size) + (at >> self._low)] = 1
+        low = (at & (1 << self._low) - 1).astype(np.uint8)
+        return {
+            "": pack(codes, 2),
+            HIGH: np.packbits(line, bitorder="little"),
+            LOW: pack(low, self._low),
+            LEVELS: levels,
+        }
 
     def reader(self, spec: TensorSpec, parts: Mapping[str, NDArray[Any]]) -> Reader:
         """Fills with zeros and puts the kept elements in their places."""
         if spec.size < SMALL:
             return INT8.reader(spec, parts)
-        codes, places, levels = parts[""], parts[PLACES], parts[LEVELS]
+        codes, high, low, levels = parts[""], parts[HIGH], parts[LOW], parts[LEVELS]
         if not (np.isfinite(levels).all() and 0 <= levels[0] <= levels[1]):
             raise _malformed(spec, "its magnitudes are none")
         table = np.concatenate([levels, -levels]).astype(np.float32)
-        by_run = self._by_run(spec.size)
 
         def read(start: int, stop: int, scratch: NDArray[np.float32], /) -> NDArray[np.float32]:
-            first, last = start // RUN, -(-stop // RUN)
-            counts = by_run[first:last]
-            begin = first * self._k
-            end = begin + int(counts.sum())
-            place = _unpack12(places, begin, end)
-            run = np.repeat(np.arange(last - first), counts)
-            at = run * RUN + place
-            # Within a run and ascending: no element twice, none beyond the end.
-            if at.size and (at[-1] >= stop - start or (np.diff(at) <= 0).any()):
+            begin, end = start * self._k // RUN, -(-stop * self._k // RUN)
+            line = np.unpackbits(high[begin // 4 : -(-end // 4)], bitorder="little")
+            ones = np.flatnonzero(line[: 2 * (end - begin)])
+            order = np.arange(end - begin)
+            if ones.size != order.size:
+                raise _malformed(spec, "it has more or fewer places than values")
+            at = (ones - order) << self._low | unpack(low, begin, end, self._low)
+            # Each in its run and ascending: no element twice, none beyond the end.
+            ascend = (np.diff(at) > 0).all() and (at // RUN == order // self._k).all()
+            if at.size and not (ascend and at[-1] < stop - start):
                 raise _malformed(spec, "its places do not ascend within their runs")
             scratch[...] = 0
             scratch[at] = table[unpack(codes, begin, end, 2)]
             return scratch
 
         return read
-
-    def _by_run(self, size: int) -> NDArray[np.int64]:
-        """How many elements each run keeps."""
-        counts = np.full(-(-size // RUN), self._k)
-        if size % RUN:
-            counts[-1] = -(-self._k * (size % RUN) // RUN)
-        return counts
 
     def _select(self, values: NDArray[np.float32]) -> NDArray[np.int64]:
         """Where the kept elements lie in the tensor, ascending."""
@@ -176,28 +184,6 @@ def _mean(values: NDArray[np.float32]) -> float:
             rest += float(line[-1])
         line = line[:half] + line[half : 2 * half]
     return (float(line[0]) + rest) / values.size
-
-
-def _pack12(places: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """Two places in three bytes, low bits first."""
-    if places.size % 2:
-        return _pack12(np.append(places, 0))[:-1]
-    one, two = places[0::2], places[1::2]
-    packed = np.empty((one.size, 3), np.uint8)
-    packed[:, 0] = one & 0xFF
-    packed[:, 1] = one >> 8 | (two & 0xF) << 4
-    packed[:, 2] = two >> 4
-    return packed.reshape(-1)
-
-
-def _unpack12(packed: NDArray[np.uint8], begin: int, end: int) -> NDArray[np.int64]:
-    """Places ``begin <= i < end``; ``begin`` is even."""
-    line = packed[begin // 2 * 3 : -(-end * 12 // 8)].astype(np.int64)
-    line = np.append(line, np.zeros(-line.size % 3, np.int64)).reshape(-1, 3)
-    places = np.empty((len(line), 2), np.int64)
-    places[:, 0] = line[:, 0] | (line[:, 1] & 0xF) << 8
-    places[:, 1] = line[:, 1] >> 4 | line[:, 2] << 4
-    return places.reshape(-1)[: end - begin]
 
 
 def _malformed(spec: TensorSpec, what: str) -> Integrity:
