@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from distribai.core.architectures import family
 from distribai.core.codecs import Schedule, feeds_back
 from distribai.core.paradigms import Member, Slot, paradigm
 from distribai.core.plan import parameter_count
@@ -70,6 +71,17 @@ class Result:
     bytes_node: float
 
 
+def small_model() -> Any:
+    """0.13M parameters of a decoder transformer."""
+    return replace(family("decoder_transformer").PROFILES["tiny"], dim=64, heads=2, ffn_dim=200)
+
+
+def wide_model() -> Any:
+    """1.5M parameters, most of them in wide matrices, which take Muon the least time."""
+    small = family("decoder_transformer").PROFILES["small"]
+    return replace(small, dim=96, heads=3, layers=3, ffn_dim=1600)
+
+
 def prepared(documents: Iterable[str], spec: JobSpec, folder: Path, held_out: int) -> Data:
     """The documents as a data set of bytes below ``folder``."""
     place = folder / "data"
@@ -122,12 +134,31 @@ def train(spec: JobSpec, trial: Trial, data: Data, folder: str) -> Result:
 
 def _diloco(spec: JobSpec, data: Data, folder: str) -> tuple[Weights, float]:
     """The last version of a job over ``NODES`` nodes, and the bytes that one of them moved."""
+    moved = 0.0
+    for made in rounds(spec, data, folder):
+        moved += fmean(path.stat().st_size for path in made.deltas) + made.update.stat().st_size
+    return made.held, moved
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What a round has made: the nodes' deltas and the update, on disk until the next round, and
+    the weights that they lead to."""
+
+    manifest: ParameterManifest
+    deltas: list[Path]
+    update: Path
+    held: Weights
+
+
+def rounds(spec: JobSpec, data: Data, folder: str) -> Iterator[Round]:
+    """A job over ``NODES`` nodes, round by round."""
     split = paradigm(spec.paradigm)
     members = [Member(f"node_{k}", 0) for k in range(NODES)]
     nodes = [_Node(spec, data) for _ in members]
     manifest = nodes[0].live.manifest
     held = make_version0(manifest, spec.seed)
-    pool, moved = SamplePool(), 0.0
+    pool = SamplePool()
     with tempfile.TemporaryDirectory(dir=folder) as place:
         files = _Files(Path(place), manifest, spec)
         write_weights(files.path("theta", 0), manifest, held)
@@ -137,15 +168,14 @@ def _diloco(spec: JobSpec, data: Data, folder: str) -> tuple[Weights, float]:
             for slot, node in zip(slots, nodes, strict=True):
                 local = node.train(held, slot.inner_step_offset, slot.steps, slot.samples)
                 deltas.append(files.delta(number, slot, held, local))
-            sizes = [files.path(f"delta_{slot.rank}", number).stat().st_size for slot in slots]
-            moved += fmean(sizes)
             made = files.merge(number, deltas)
-            moved += made.update.size
-            held = apply_update(manifest, held, files.path("update", number + 1), in_place=True)
+            update = files.path("update", number + 1)
+            held = apply_update(manifest, held, update, in_place=True)
             if weights_hash(manifest, held) != made.weights_hash:
                 raise RuntimeError("the nodes' canonical copy differs from the orchestrator's")
+            paths = [files.path(f"delta_{slot.rank}", number) for slot in slots]
+            yield Round(manifest, paths, update, held)
             files.drop(number)
-    return held, moved
 
 
 @dataclass(frozen=True, slots=True)

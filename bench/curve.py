@@ -13,14 +13,21 @@ import argparse
 import multiprocessing
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bench import common
-from bench._training import NODES, Result, Trial, one_thread, prepared, ring_bytes, train
+from bench._training import (
+    NODES,
+    Result,
+    Trial,
+    one_thread,
+    prepared,
+    ring_bytes,
+    small_model,
+    train,
+)
 from distribai.api.recipe import recipe_of
-from distribai.core.architectures import family
 from distribai.core.plain import to_plain
 from distribai.core.plan import parameter_count
 from distribai.core.spec import JobSpec
@@ -96,12 +103,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _spec(up: str, down: str, inner_steps: int, steps: int) -> JobSpec:
-    config = replace(family("decoder_transformer").PROFILES["tiny"], dim=64, heads=2, layers=2)
     values: dict[str, Any] = {
         "name": NAME,
         "steps": steps,
         "batch": 4,
-        "model": {"architecture_config": to_plain(replace(config, ffn_dim=200))},
+        "model": {"architecture_config": to_plain(small_model())},
         "rounds": {"inner_steps": inner_steps, "codec_up": up, "codec_down": down},
     }
     return recipe_of(values, "the benchmark").to_spec({})

@@ -40,6 +40,7 @@ from bench._training import (
     prepared,
     ring_bytes,
     train,
+    wide_model,
 )
 from distribai.api.presets import PRESETS
 from distribai.api.recipe import recipe_of
@@ -152,12 +153,10 @@ def _tune_and_repeat(
 
 def _spec(args: argparse.Namespace) -> JobSpec:
     """The recipe's figures, over as many rounds as asked for."""
-    profiles = family("decoder_transformer").PROFILES
     plain = args.recipe == "default"
-    # 1.5 million parameters, most of them in wide matrices, which take Muon the least time.
-    config = replace(profiles["small"], dim=96, heads=3, layers=3, ffn_dim=1600)
+    config = wide_model()
     if plain or args.profile:
-        config = profiles[args.profile or "tiny"]
+        config = family("decoder_transformer").PROFILES[args.profile or "tiny"]
     values: dict[str, Any] = {
         "name": NAME,
         "steps": 1,
