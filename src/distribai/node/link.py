@@ -61,6 +61,9 @@ HANDSHAKE_S = 30.0
 HINT_AFTER = 2
 """Failures in a row at which the log says what to try: the first one is often nothing."""
 
+HINT_EVERY_S = 600.0
+"""Seconds after which the log says it again, if it still fails."""
+
 SILENCE = 3.0
 """Heartbeat intervals without any message after which a connection counts as lost."""
 
@@ -97,6 +100,10 @@ class Handler(Protocol):
 
     def received(self, message: pb.OrchestratorMessage) -> None:
         """A numbered message, once and in order."""
+        ...
+
+    def unreachable(self, why: str, hint: str) -> None:
+        """There is no connection, after :data:`HINT_AFTER` tries; again after each further one."""
         ...
 
 
@@ -176,12 +183,12 @@ class Link:
                 ``node.invite``, ``protocol.version`` and others; ``grid.ca``: it is not the grid
                 that the join link names.
         """
-        waits, failures = reconnecting(self._rng), 0
+        waits, failures, hinted_at = reconnecting(self._rng), 0, 0.0
         while True:
             try:
                 await self._session()
             except ConnectionLost as problem:
-                reason, hint = str(problem), self._what_to_try()
+                reason, hint = str(problem), problem.hint or self._what_to_try()
             except _TryAgain as ended:
                 reason, hint = str(ended.__cause__), getattr(ended.__cause__, "hint", "")
             if self._leaving:
@@ -191,7 +198,11 @@ class Link:
                 waits, failures = reconnecting(self._rng), 0
                 self._healthy = False
             wait, failures = next(waits), failures + 1
-            told = {"try": hint} if failures == HINT_AFTER else {}
+            now, told = self._clock.monotonic(), {}
+            if failures >= HINT_AFTER:
+                self._handler.unreachable(reason, hint)
+                if failures == HINT_AFTER or now - hinted_at >= HINT_EVERY_S:
+                    told, hinted_at = {"try": hint}, now
             log.warning("not connected", reason=reason, again_in_s=round(wait, 1), **told)
             await self._clock.sleep(wait)
 
