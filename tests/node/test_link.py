@@ -149,6 +149,21 @@ async def test_what_to_try_is_said_again_from_time_to_time_and_fits_the_way_it_f
     assert len(lines) > 10 * len(hints)
 
 
+async def test_what_to_try_is_said_at_once_when_it_is_something_else() -> None:
+    clock, transport = FakeClock(), Nobody("start it")
+    link = Link(JOIN, transport, IDENTITY, Recorder(), clock, NoJitter())
+    with structlog.testing.capture_logs() as lines:
+        running = asyncio.ensure_future(link.run())
+        for transport.hint in ("start it", "ask for a new link"):
+            before = len(lines)
+            while len(lines) < before + 4:
+                await settle()
+                await clock.advance(1.0)
+        running.cancel()
+        await asyncio.wait({running})
+    assert [line["try"] for line in lines if "try" in line] == ["start it", "ask for a new link"]
+
+
 async def test_numbered_messages_are_delivered_once(setup: Setup) -> None:
     stream = await setup.connect()
     setup.peer.say(control=pb.ControlMessage(action="pause"))

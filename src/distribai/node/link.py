@@ -62,7 +62,8 @@ HINT_AFTER = 2
 """Failures in a row at which the log says what to try: the first one is often nothing."""
 
 HINT_EVERY_S = 600.0
-"""Seconds after which the log says it again, if it still fails."""
+"""Seconds after which the log says it again, if it still fails. Something else to try is said at
+once: a grid that is turned to TLS is away at first."""
 
 SILENCE = 3.0
 """Heartbeat intervals without any message after which a connection counts as lost."""
@@ -183,7 +184,7 @@ class Link:
                 ``node.invite``, ``protocol.version`` and others; ``grid.ca``: it is not the grid
                 that the join link names.
         """
-        waits, failures, hinted_at = reconnecting(self._rng), 0, 0.0
+        waits, failures, hinted = reconnecting(self._rng), 0, ("", 0.0)
         while True:
             try:
                 await self._session()
@@ -195,14 +196,14 @@ class Link:
                 self._left.set()
                 return
             if self._healthy:
-                waits, failures = reconnecting(self._rng), 0
+                waits, failures, hinted = reconnecting(self._rng), 0, ("", 0.0)
                 self._healthy = False
             wait, failures = next(waits), failures + 1
             now, told = self._clock.monotonic(), {}
             if failures >= HINT_AFTER:
                 self._handler.unreachable(reason, hint)
-                if failures == HINT_AFTER or now - hinted_at >= HINT_EVERY_S:
-                    told, hinted_at = {"try": hint}, now
+                if hint != hinted[0] or now - hinted[1] >= HINT_EVERY_S:
+                    told, hinted = {"try": hint}, (hint, now)
             log.warning("not connected", reason=reason, again_in_s=round(wait, 1), **told)
             await self._clock.sleep(wait)
 
