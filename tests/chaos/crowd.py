@@ -152,6 +152,9 @@ class VirtualNode:
             if hand.result is not None and not any(b is hand.result for b in waiting):
                 self._link.send(hand.result)
 
+    def unreachable(self, why: str, hint: str) -> None:
+        """The link tries again."""
+
     def received(self, message: pb.OrchestratorMessage) -> None:
         """A numbered message."""
         kind = message.WhichOneof("body")

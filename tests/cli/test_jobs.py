@@ -11,11 +11,14 @@ from typing import cast
 
 import pytest
 
-from distribai.api.answers import JobId, PlanAnswer
+from distribai.api.answers import JobId, PlanAnswer, VersionRecord
 from distribai.cli import job, job_watch, submit, watching
+from distribai.cli.job_views import versions_table
 from distribai.client import Client
+from distribai.core.people import Excess
 from distribai.core.plain import to_plain
 from distribai.core.plan import Plan
+from distribai.core.spec import BlobRef
 from distribai.orchestrator.context import Grid
 from tests.cli.conftest import Run
 from tests.http.stand_in import Orchestrator, job_record, log_record, node_record, running, spec
@@ -365,6 +368,18 @@ class TestSubmit:
         assert shown["spec"]["data"]["source"] == "blobs"
         assert not rooms.jobs
 
+    def test_a_plan_says_what_the_grid_would_refuse_for_now(
+        self, run: Run, rooms: Orchestrator
+    ) -> None:
+        hint = "Wait until one ends."
+        rooms.excess = Excess("quota.jobs", "lab may have 1 open jobs, and has 1", hint, True)
+        words = ("submit", "--recipe", "sub/job.yaml", "--dry-run", "--organization", "lab")
+        done = run(*words)
+        assert done.status == 0
+        assert "It would be refused for now: lab may have 1 open jobs" in done.out
+        assert hint in done.out
+        assert run(*words, "--json").json["not_now"]["code"] == "quota.jobs"
+
     def test_a_dry_run_needs_no_grid(self, offline: Run) -> None:
         words = ("submit", "--recipe", "sub/job.yaml", "--dry-run", "--url", "http://127.0.0.1:9")
         assert offline(*words, "--json").json["plan"]["nodes"] == 1
@@ -440,6 +455,24 @@ def test_a_plan_says_for_which_machines_it_is_and_how_many_are_here() -> None:
         "2, none is here yet: 2 more must come; 2 nodes are online and take no tasks (paused, "
         "leaving or shut out)",
     ]
+
+
+def test_versions_say_of_which_a_snapshot_is_kept() -> None:
+    kept = VersionRecord(
+        version=1,
+        weights_hash="ab" * 32,
+        weights=BlobRef("cd" * 32, 1_700_000),
+        update=None,
+        contributors=2,
+        tokens=5,
+        held_out_loss=None,
+        created_at=1.8e9,
+    )
+    made = kept.model_copy(update={"version": 2, "weights": None})
+    head, first, second = versions_table([kept, made]).splitlines()
+    assert "SNAPSHOT" in head
+    assert "kept, 1.7 MB" in first
+    assert "on demand" in second
 
 
 def planned(**changes: float | None) -> PlanAnswer:

@@ -12,6 +12,8 @@ import structlog
 
 from distribai import wishes
 from distribai.cli import events, logs
+from distribai.core import contact
+from distribai.core.contact import Trouble
 from distribai.core.sealed import seal
 from distribai.core.traffic import FILE, Kept, Seen
 from distribai.orchestrator.records import EventRecord
@@ -244,6 +246,25 @@ def test_a_node_tells_what_it_has_moved_and_why_it_rests(offline: Run, home: Pat
     assert (found["up_mbps"], found["measured_up_mbps"]) == (20, 10)
     (state / FILE).write_bytes(b"torn")
     assert offline("node", "status").status == 6
+
+
+def test_a_node_that_is_not_connected_or_has_ended_says_why_and_what_to_try(
+    offline: Run, home: Path
+) -> None:
+    state = home / "state" / "nodes" / "1"
+    state.mkdir(parents=True)
+    trouble = Trouble(1.8e9, "h:1 has cut the connection", "Ask for the new link.")
+    (state / contact.FILE).write_bytes(seal(trouble))  # the grid has never taken it
+    told = offline("node", "status").out
+    assert "not connected" in told
+    for words in (trouble.why, trouble.hint, "since 2027-01-1"):
+        assert words in told
+    assert offline("node", "pause").status == 2, "there is no node to leave word for"
+    banned = Trouble(1.8e9, "The grid's operator has banned this node.", "Ask.", "node.banned")
+    (state / contact.FILE).write_bytes(seal(banned))
+    assert "has ended" in offline("node", "status").out
+    (found,) = offline("node", "status", "--json").json
+    assert (found["trouble"]["code"], found["trouble"]["why"]) == (banned.code, banned.why)
 
 
 @pytest.mark.parametrize("flag", ["--month-gb", "--cache-gb", "--up-mbps"])

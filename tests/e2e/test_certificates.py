@@ -82,10 +82,15 @@ def test_nodes_join_train_and_renew_and_others_are_refused(tmp_path: Path) -> No
         banned = g.look(lambda c: next(n for n in c.nodes() if n.name == "node1"))
         g.cli("nodes", "ban", banned.id, "--why", "it lies")
         wait_for("it has left", lambda: g.nodes[1].poll() is not None)
+        assert g.nodes[1].returncode == 4, "a service manager would start it again and again"
+        told = g.cli("node", "status", "--state-dir", str(tmp_path / "node1"), check=0).stdout
+        for words in ("has ended", "The grid's operator has banned this node: it lies.", "pardon"):
+            assert words in told
         start_node(g, "node1", "")
         again = g.nodes[-1]
         wait_for("it is refused at once", lambda: again.poll() is not None)
-        assert "node.banned" in log_of(g, "node1")
+        assert again.returncode == 4
+        assert log_of(g, "node1").count("The grid's operator has banned this node: it lies.") == 2
 
         stranger = replace(link, invite="guessed")
         start_node(g, "stranger", str(stranger))

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from distribai.core.forecast import forecast, overhead_of
-from distribai.core.people import ALL_SCOPES, HOME, OPERATOR_NAME, Principal, Role
+from distribai.core.people import ALL_SCOPES, HOME, OPERATOR_NAME, Excess, Principal, Role
 from distribai.core.people import OPERATOR as OPERATOR_ID
 from distribai.core.proposal import propose
 from distribai.core.ranges import SampleRange
@@ -80,6 +80,7 @@ class Orchestrator:
         self.nodes: list[NodeRecord] = []
         self.problems: tuple[str, ...] = ()
         self.away = False
+        self.excess: Excess | None = None
         self.answer = "accepted"
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +119,7 @@ class Orchestrator:
             "feed.Tail": ["beyond"],
             "callers": ["verify_token"],
             "fleet.supplies": ["may_fetch", "job_of", "check_upload"],
-            "people.admission": ["organization_for"],
+            "people.admission": ["organization_for", "foresee"],
             "people.queries": ["whoami"],
             "people.sight": ["has_sent"],
             "traffic": ["count"],
@@ -153,6 +154,9 @@ class Orchestrator:
 
     async def organization_for(self, grid: Grid, caller: Principal, ref: str) -> str:
         return ref or HOME
+
+    async def foresee(self, grid: Grid, organization_id: str, spec: JobSpec) -> Excess | None:
+        return self.excess
 
     async def create_job(
         self,

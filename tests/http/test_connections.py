@@ -15,9 +15,15 @@ from typing import Any
 import pytest
 import structlog
 
-from distribai.orchestrator.http import connections
+from distribai.core.people import Principal
+from distribai.errors import Unauthenticated
+from distribai.orchestrator import callers
+from distribai.orchestrator.context import Grid as OrchestratorGrid
+from distribai.orchestrator.http import connections, security
 from distribai.orchestrator.http.app import create_app
 from distribai.orchestrator.http.bodies import PUBLIC_BODY
+from distribai.orchestrator.limits import Limits, too_many
+from distribai.sections import LimitSettings
 from tests.http.serving import serving
 from tests.http.stand_in import OPERATOR, Orchestrator, make_grid
 
@@ -255,6 +261,69 @@ def test_public_routes_take_small_bodies_and_known_callers_send_large_ones(grid:
     known.ask("POST", "/jobs", 2 * PUBLIC_BODY, OPERATOR, "Content-Type: application/json")
     known.say(b" " * (2 * PUBLIC_BODY - 2) + b"{}")
     assert known.answer()[1]["code"] == "usage.invalid"
+
+
+def test_who_asks_too_often_is_told_so_whatever_is_left_of_the_body(
+    grid: Grid, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits, full = Limits(LimitSettings(), time.monotonic), [True]
+    arrive = limits.arrive
+
+    def refuse(self: Limits, address: str, credentials: str) -> None:
+        if full:
+            raise too_many("key", limits.key.rate, 1.0)
+        arrive(address, credentials)
+
+    monkeypatch.setattr(Limits, "arrive", refuse)
+    caller = grid.caller()
+    caller.ask("POST", "/jobs", 4_000_000, OPERATOR, "Content-Type: application/json")
+    caller.say(b" " * 4_000_000)
+    status, problem = caller.answer()
+    assert (status, problem["code"]) == (429, "limit.rate")
+    full.clear()
+    caller.say(HEALTH)
+    assert caller.answer()[0] == 200
+
+
+def test_a_token_s_first_request_looks_it_up_once_unless_its_body_takes_long(
+    grid: Grid, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_up, verify = [], callers.verify_token
+
+    async def count(grid: OrchestratorGrid, token: str) -> Principal:
+        looked_up.append(token)
+        return await verify(grid, token)
+
+    monkeypatch.setattr(callers, "verify_token", count)
+    caller = grid.caller()
+    caller.ask("POST", "/jobs", 2, OPERATOR, "Content-Type: application/json")
+    caller.say(b"{}")
+    assert caller.answer()[1]["code"] == "usage.invalid"
+    assert looked_up == [OPERATOR]
+    caller.ask("GET", "/jobs", 0, OPERATOR)
+    assert caller.answer()[0] == 200
+    assert looked_up == [OPERATOR] * 2, "each request asks for itself"
+
+
+def test_a_key_that_is_revoked_while_a_body_comes_slowly_opens_nothing(
+    grid: Grid, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(security, "FRESH_S", -1.0)
+    looked_up, verify = [], callers.verify_token
+
+    async def once(grid: OrchestratorGrid, token: str) -> Principal:
+        looked_up.append(token)
+        if len(looked_up) > 1:
+            raise Unauthenticated("auth.invalid", "It was revoked.")
+        return await verify(grid, token)
+
+    monkeypatch.setattr(callers, "verify_token", once)
+    caller = grid.caller()
+    caller.ask("POST", "/jobs", 2, OPERATOR, "Content-Type: application/json")
+    caller.say(b"{")
+    eventually(lambda: bool(looked_up))
+    caller.say(b"}")
+    assert caller.answer()[0] == 401
 
 
 def test_strangers_hold_so_many_bytes_together_and_the_longest_halting_goes(

@@ -5,10 +5,12 @@ import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import httpx
 import pytest
 import structlog
 
 from distribai.errors import Integrity, NotAllowed, NotFound, Unavailable
+from distribai.node import blobs
 from distribai.node.blobs import BlobClient
 from distribai.node.cache import BlobCache
 from distribai.node.fetching import Fetcher
@@ -56,6 +58,37 @@ async def test_a_truncated_download_goes_on_where_it_broke_off(
     ranges = [headers.get("range") for _, _, headers in server.requests]
     assert ranges[:3] == [None, "bytes=400000-", "bytes=700000-"]
     assert client.traffic.down.total == len(DATA)
+
+
+async def test_of_an_address_that_never_answers_one_failure_is_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    monkeypatch.setattr(blobs, "_TIMEOUT", httpx.Timeout(0.2))
+    monkeypatch.setattr(blobs, "TELL_AFTER_S", 0.0)
+    async with await asyncio.start_server(say_nothing, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        client = BlobClient(url, lambda: "secret", FakeClock(), NoJitter(), trust_env=False)
+        going = asyncio.ensure_future(client.download(ref_of(DATA), tmp_path / "x", "job_a"))
+        await eventually(lambda: client.traffic.figures().trouble != "")
+        assert "takes connections, but does not answer" in client.traffic.figures().trouble
+        going.cancel()
+        await asyncio.wait({going})
+        await client.close()
+
+
+async def test_a_failure_that_took_long_while_bytes_moved_is_nothing_yet(
+    server: BlobServer, client: BlobClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blobs, "TELL_AFTER_S", 0.0)
+    ref = server.put(DATA)
+    server.cut_download = [400_000]
+    with structlog.testing.capture_logs() as told:
+        await client.download(ref, tmp_path / "x", "job_a")
+    assert told == []
 
 
 async def test_the_owner_is_told_of_an_address_that_nothing_comes_from(tmp_path: Path) -> None:

@@ -12,12 +12,17 @@ from typing import Any
 import pytest
 
 from distribai import wishes
+from distribai.core import contact
+from distribai.core.plain import from_plain
+from distribai.core.sealed import unseal
 from distribai.core.tasks import UpdateRef, WeightsRef
 from distribai.errors import Conflict, NotAllowed, UsageError
 from distribai.node.benchmark import LOOK_S
 from distribai.node.daemon import FAREWELL_S, HURRY_S, WISH_S, Daemon, join_link, remember
+from distribai.node.transport import Transport
 from distribai.sections import NodeSettings
 from distribai.testing.clock import FakeClock, settle
+from distribai.testing.link import MemoryConnection, MemoryTransport
 from distribai.testing.proxy import Proxy
 from distribai.wire import convert, signing
 from distribai.wire.joinlink import JoinLink
@@ -44,6 +49,7 @@ class Grid:
         self.peer = Peer(heartbeat_s=1e6)  # advancing the clock makes no silence
         self.clock = FakeClock()
         self.port = orchestrator.port
+        self.transport: Transport | None = None
         self.running: asyncio.Task[None] | None = None
         self.command: tuple[str, ...] = (sys.executable, str(FAKE_CHILD))
 
@@ -57,6 +63,7 @@ class Grid:
             replace(settings, **changes),
             clock=self.clock,
             rng=NoJitter(),
+            transport=self.transport,
             command=self.command,
         )
         self.running = asyncio.ensure_future(self.daemon.run())
@@ -483,6 +490,58 @@ async def test_a_node_remembers_its_key_and_its_grid_but_not_the_invite(grid: Gr
     grid.start(join="")
     register = await grid.join()
     assert (register.public_key, register.invite) == (key, "")
+
+
+class Counted(MemoryTransport):
+    """A transport in memory that counts how often it was asked."""
+
+    tries = 0
+
+    async def connect(self) -> MemoryConnection:
+        self.tries += 1
+        return await super().connect()
+
+
+async def test_what_stands_between_node_and_grid_lies_on_disk_as_long_as_it_does(
+    grid: Grid,
+) -> None:
+    kept = grid.root / "state" / contact.FILE
+
+    def trouble() -> contact.Trouble:
+        found = from_plain(contact.Trouble, unseal(kept.read_bytes()))
+        assert isinstance(found, contact.Trouble)
+        return found
+
+    async def next_tries() -> None:
+        await eventually(lambda: transport.tries > 0)  # its child is up, with the clock at rest
+        before = transport.tries
+        while transport.tries < before + 2:
+            await grid.clock.advance(1.0)
+            await settle()
+
+    grid.transport = transport = Counted()
+    transport.refuse = True
+    grid.start()
+    await next_tries()
+    await next_tries()
+    assert (trouble().why, trouble().code) == ("refused", "")
+    assert "join link" in trouble().hint
+    transport.refuse, before = False, transport.tries
+    while transport.tries == before:
+        await grid.clock.advance(1.0)
+        await settle()
+    stream = await transport.accept()
+    await grid.peer.welcome(stream)
+    await eventually(lambda: not kept.exists())
+    end = pb.SessionEnd(code="node.banned", message="Out.", hint="Ask.", retry=False)
+    stream.say(pb.OrchestratorMessage(session_end=end))
+    assert grid.running is not None
+    with pytest.raises(NotAllowed):
+        await grid.running
+    assert (trouble().why, trouble().hint, trouble().code) == ("Out.", "Ask.", "node.banned")
+    grid.start()
+    await grid.peer.welcome(await transport.accept())
+    await eventually(lambda: not kept.exists())
 
 
 async def test_a_defect_ends_the_daemon_instead_of_leaving_it_deaf(

@@ -17,7 +17,7 @@ from distribai.core.devices import Device, TaskInHand
 from distribai.core.states import Intent
 from distribai.errors import Conflict, DistribAIError, NotAllowed, ProtocolMismatch
 from distribai.node.identity import Identity
-from distribai.node.link import UNRELIABLE_WAITING, Hello, Link
+from distribai.node.link import HINT_EVERY_S, UNRELIABLE_WAITING, Hello, Link
 from distribai.node.transport import Connection, ConnectionLost
 from distribai.testing.clock import FakeClock, settle
 from distribai.testing.link import MemoryTransport
@@ -35,6 +35,7 @@ class Recorder:
     def __init__(self) -> None:
         self.got: list[pb.OrchestratorMessage] = []
         self.acks: list[pb.RegisterAck] = []
+        self.losses: list[tuple[str, str]] = []
         self.beats = 0
 
     def hello(self) -> Hello:
@@ -51,6 +52,9 @@ class Recorder:
 
     def received(self, message: pb.OrchestratorMessage) -> None:
         self.got.append(message)
+
+    def unreachable(self, why: str, hint: str) -> None:
+        self.losses.append((why, hint))
 
 
 class Setup:
@@ -100,13 +104,19 @@ async def test_a_node_registers_with_all_that_it_is(setup: Setup) -> None:
     assert setup.link.bytes_down > 0
 
 
-async def test_who_finds_nobody_is_told_once_what_to_try_and_where_it_tried() -> None:
-    class Nobody:
-        async def connect(self) -> Connection:
-            raise ConnectionLost("nothing listens at 127.0.0.1:1")
+class Nobody:
+    """A transport by which nobody is reached."""
 
-    clock = FakeClock()
-    link = Link(JOIN, Nobody(), IDENTITY, Recorder(), clock, NoJitter())
+    def __init__(self, hint: str = "") -> None:
+        self.hint = hint
+
+    async def connect(self) -> Connection:
+        raise ConnectionLost("nothing listens at 127.0.0.1:1", self.hint)
+
+
+async def test_who_finds_nobody_is_told_what_to_try_and_where_it_tried() -> None:
+    clock, handler = FakeClock(), Recorder()
+    link = Link(JOIN, Nobody(), IDENTITY, handler, clock, NoJitter())
     with structlog.testing.capture_logs() as lines:
         running = asyncio.ensure_future(link.run())
         while len(lines) < 4:
@@ -119,6 +129,39 @@ async def test_who_finds_nobody_is_told_once_what_to_try_and_where_it_tried() ->
     assert hints[0] == hints[2] == hints[3] == ""
     for word in ("127.0.0.1:1", "127.0.0.1:2", "join link", "firewall"):
         assert word in hints[1]
+    assert handler.losses[0] == (lines[0]["reason"], hints[1])
+    assert len(handler.losses) == len(lines) - 1, "not at the first failure"
+
+
+async def test_what_to_try_is_said_again_from_time_to_time_and_fits_the_way_it_failed() -> None:
+    clock = FakeClock()
+    link = Link(JOIN, Nobody("ask for a new link"), IDENTITY, Recorder(), clock, NoJitter())
+    with structlog.testing.capture_logs() as lines:
+        running = asyncio.ensure_future(link.run())
+        while clock.monotonic() < 3 * HINT_EVERY_S:
+            await settle()
+            await clock.advance(5.0)
+        running.cancel()
+        await asyncio.wait({running})
+    hints = [line["try"] for line in lines if "try" in line]
+    assert set(hints) == {"ask for a new link"}
+    assert 3 <= len(hints) <= 4
+    assert len(lines) > 10 * len(hints)
+
+
+async def test_what_to_try_is_said_at_once_when_it_is_something_else() -> None:
+    clock, transport = FakeClock(), Nobody("start it")
+    link = Link(JOIN, transport, IDENTITY, Recorder(), clock, NoJitter())
+    with structlog.testing.capture_logs() as lines:
+        running = asyncio.ensure_future(link.run())
+        for transport.hint in ("start it", "ask for a new link"):
+            before = len(lines)
+            while len(lines) < before + 4:
+                await settle()
+                await clock.advance(1.0)
+        running.cancel()
+        await asyncio.wait({running})
+    assert [line["try"] for line in lines if "try" in line] == ["start it", "ask for a new link"]
 
 
 async def test_numbered_messages_are_delivered_once(setup: Setup) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 
 import grpc.aio
@@ -14,6 +15,7 @@ from distribai.node.link import Link
 from distribai.node.transport import ConnectionLost, GrpcTransport, in_words
 from distribai.testing.clock import FakeClock
 from distribai.testing.proxy import Proxy
+from distribai.testing.shaping import Shape, ShapedLink
 from distribai.wire.joinlink import JoinLink
 from distribai.wire.v1 import distribai_pb2 as pb
 from tests.node.helpers import GRID, NoJitter, Peer, ScriptedOrchestrator, eventually
@@ -99,6 +101,58 @@ async def test_nobody_listening_is_a_lost_connection() -> None:
     await connection.close()
 
 
+async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.close()
+
+
+async def test_what_was_closed_is_gone_and_tries_no_more_whoever_keeps_its_exception() -> None:
+    async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as server:
+        connection = await GrpcTransport(
+            f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        ).connect()
+        gc.disable()  # a quiet program collects cycles seldom
+        try:
+            with pytest.raises(ConnectionLost) as caught:
+                await connection.read()
+            with pytest.raises(ConnectionLost):
+                await connection.write(pb.NodeMessage())
+            await connection.close()
+            left = [o for o in gc.get_objects() if isinstance(o, grpc.aio.Channel)]
+        finally:
+            gc.enable()
+        assert caught.value.__traceback__ is not None
+        assert left == []
+        with pytest.raises(ConnectionLost):
+            await connection.read()
+
+
+async def test_a_link_with_long_round_trips_is_given_the_time_to_connect(
+    orchestrator: ScriptedOrchestrator,
+) -> None:
+    far = ShapedLink(up=Shape(latency_s=0.5), down=Shape(latency_s=0.5))
+    async with Proxy("127.0.0.1", orchestrator.port, far) as proxy:
+        connection = await GrpcTransport(f"127.0.0.1:{proxy.port}").connect()
+        (await orchestrator.accept()).say(pb.OrchestratorMessage(seq=7))
+        message = await connection.read()
+        assert message is not None
+        assert message.seq == 7
+        await connection.close()
+
+
+async def test_who_is_cut_before_the_first_word_hears_that_the_link_may_be_another_one() -> None:
+    async def hint(port: int) -> str:
+        connection = await GrpcTransport(f"127.0.0.1:{port}").connect()
+        with pytest.raises(ConnectionLost) as caught:
+            await connection.read()
+        await connection.close()
+        return caught.value.hint
+
+    async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        assert "TLS" in await hint(port)
+    assert await hint(port) == "", "where nobody listens it is not the link"
+
+
 class Doubts(Certificate):
     """Counts how often the node doubts its certificate."""
 
@@ -112,9 +166,6 @@ class Doubts(Certificate):
 async def test_a_cut_connection_raises_doubt_and_one_that_never_was_does_not(
     orchestrator: ScriptedOrchestrator,
 ) -> None:
-    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.close()
-
     async def doubts(port: int) -> int:
         certificate = Doubts()
         connection = await GrpcTransport(f"127.0.0.1:{port}", None, certificate).connect()

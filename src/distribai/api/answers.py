@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from distribai.core.devices import Machine
 from distribai.core.forecast import Forecast
+from distribai.core.people import Excess
 from distribai.core.phases import Measured
 from distribai.core.proposal import Proposal
 from distribai.core.spec import BlobRef, JobSpec
@@ -331,12 +332,14 @@ class PlanAnswer(Answer):
     """What a job would take, before it exists: the effective spec and the planner's figures; how it
     would go on the machines that are here, and settings that would go better. Nodes of other
     accounts have no id. ``plan`` is for its ``nodes`` devices; ``here`` could take part now, and
-    ``resting`` nodes are online and take no tasks (None: nobody has counted)."""
+    ``resting`` nodes are online and take no tasks (None: nobody has counted). ``not_now``: the
+    organization's quota that is full, so that it would be refused for now."""
 
     spec: JobSpec
     plan: dict[str, Any]
     here: int | None = None
     resting: int | None = None
+    not_now: Excess | None = None
     forecast: Forecast | None = None
     proposal: Proposal | None = None
 

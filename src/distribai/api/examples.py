@@ -303,7 +303,6 @@ EXAMPLES: Mapping[str, Any] = {
     **{name: model.model_dump(mode="json") for name, model in _MODELS.items()},
     "JobSpec": to_plain(SPEC),
     **{name: model.model_dump(mode="json") for name, model in examples_people.MODELS.items()},
-    "SpecBody": {"spec": to_plain(SPEC)},
     "SubmitBody": {"spec": to_plain(SPEC), "organization": "lab"},
     "WeightBody": {"weight": 4.0},
     "WhyBody": {"why": "The data has a mistake in it."},

@@ -328,7 +328,11 @@ def versions(
     as_json: output.Json = False,
     reach: Reach | None = None,
 ) -> None:
-    """List the versions of a job's weights."""
+    """List the versions of a job's weights, and of which a snapshot is kept.
+
+    The weights of a version without one (`on demand`) are made again, from the latest kept one
+    before it and the updates since, when they are asked for.
+    """
     _listing(
         reach,
         lambda client: client.versions(ref),

@@ -83,14 +83,14 @@ def tasks_table(tasks: list[TaskRecord]) -> str:
 def versions_table(versions: list[VersionRecord]) -> str:
     """A line for each version."""
     return output.table(
-        ("VERSION", "HELD-OUT", "CONTRIBUTORS", "TOKENS", "SIZE", "HASH"),
+        ("VERSION", "HELD-OUT", "CONTRIBUTORS", "TOKENS", "SNAPSHOT", "HASH"),
         [
             (
                 str(v.version),
                 output.loss(v.held_out_loss),
                 str(v.contributors),
                 output.count(v.tokens),
-                "on demand" if v.weights is None else output.size(v.weights.size),
+                "on demand" if v.weights is None else f"kept, {output.size(v.weights.size)}",
                 v.weights_hash[:12],
             )
             for v in versions

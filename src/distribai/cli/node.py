@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from cyclopts import App, Parameter
 
 from distribai.cli import output
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from distribai import wishes
     from distribai.sections import NodeSettings
+
+T = TypeVar("T")
 
 JOIN_FILE = "join"
 """What tells a node's state directory from others: the grid's address."""
@@ -123,12 +126,15 @@ StateDir = Annotated[
 
 @app.command
 def status(*, state_dir: StateDir = None, as_json: output.Json = False) -> None:
-    """Say what this machine's nodes have moved this month, and why they rest.
+    """Say what this machine's nodes have moved this month, and why they rest or are not connected.
 
     Also how fast each may use the line (`--up-mbps`, `--down-mbps`) and how fast it was measured
-    to be. From what they keep on disk: a running node writes it every few seconds.
+    to be. From what they keep on disk: a running node writes it every few seconds. One that has
+    ended because of an error, as a ban, is said to have, until it is started again.
     """
-    found = [_status(path) for path in _joined(state_dir)]
+    from distribai.core import contact
+
+    found = [_status(path) for path in _joined(state_dir, JOIN_FILE, contact.FILE)]
     if as_json:
         output.document(found)
         return
@@ -144,12 +150,11 @@ def _status(state: Path) -> dict[str, Any]:
         Integrity: ``blob.hash``, its record is torn or changed.
     """
     from distribai import wishes
-    from distribai.core.plain import from_plain, to_plain
-    from distribai.core.sealed import unseal
+    from distribai.core import contact
+    from distribai.core.plain import to_plain
     from distribai.core.traffic import FILE, Kept
 
-    path = state / FILE
-    kept = from_plain(Kept, unseal(path.read_bytes())) if path.is_file() else Kept()
+    kept = _record(Kept, state / FILE) or Kept()
     return {
         "state_dir": str(state),
         "wish": wishes.read(state) or "contribute",
@@ -160,7 +165,23 @@ def _status(state: Path) -> dict[str, Any]:
         "measured_up_mbps": kept.up.mbps,
         "measured_down_mbps": kept.down.mbps,
         "why": kept.why,
+        "trouble": to_plain(_record(contact.Trouble, state / contact.FILE)),
     }
+
+
+def _record(kind: type[T], path: Path) -> T | None:
+    """What a node keeps in a file; None: nothing.
+
+    Raises:
+        Integrity: ``blob.hash``, the record is torn or changed.
+    """
+    from distribai.core.plain import from_plain
+    from distribai.core.sealed import unseal
+
+    try:
+        return from_plain(kind, unseal(path.read_bytes()))
+    except FileNotFoundError:
+        return None
 
 
 def _facts(told: dict[str, Any]) -> list[tuple[str, str]]:
@@ -172,8 +193,18 @@ def _facts(told: dict[str, Any]) -> list[tuple[str, str]]:
         ("limits of the line", _both_ways(told, "", "no limit")),
         ("measured", _both_ways(told, "measured_", "not yet known")),
         ("takes no tasks", told["why"]),
+        *(_trouble(**told["trouble"]) if told["trouble"] else ()),
     ]
     return [(name, value) for name, value in pairs if value]
+
+
+def _trouble(since: float, why: str, hint: str, code: str) -> Iterator[tuple[str, str]]:
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(since))
+    if code:
+        yield "has ended", f"{when}: {why} [{code}]"
+    else:
+        yield "not connected", f"since {when}: {why}"
+    yield "try", hint
 
 
 def _both_ways(told: dict[str, Any], kind: str, nothing: str) -> str:
@@ -213,13 +244,14 @@ def _wish(wish: wishes.Wish, state_dir: Path | None) -> None:
     """
     from distribai import wishes
 
-    for path in _joined(state_dir):
+    for path in _joined(state_dir, JOIN_FILE):
         wishes.leave(path, wish)
         output.data(f"{path}: {wish}")
 
 
-def _joined(state_dir: Path | None) -> list[Path]:
-    """The state directories of this machine's nodes, or the one that is named.
+def _joined(state_dir: Path | None, *marks: str) -> list[Path]:
+    """The state directories of this machine's nodes, or the one that is named: those in which one
+    of the files ``marks`` lies.
 
     Raises:
         UsageError: ``node.join``: there is no node here.
@@ -232,7 +264,7 @@ def _joined(state_dir: Path | None) -> list[Path]:
         found = [settings.node().state_dir]
     else:
         found = sorted((settings.home.state / "nodes").glob("*"))
-    found = [path for path in found if (path / JOIN_FILE).is_file()]
+    found = [path for path in found if any((path / mark).is_file() for mark in marks)]
     if not found:
         raise UsageError(
             "node.join",

@@ -64,9 +64,9 @@ def submit(
     prepared = prepare.from_file(recipe)
     with connect(reach) as client:
         if dry_run:
-            _show_plan(_plan(client, prepared.spec), as_json, on_stdout=True)
+            _show_plan(_plan(client, prepared.spec, organization), as_json, on_stdout=True)
             return 0
-        planned = client.plan(prepared.spec)
+        planned = client.plan(prepared.spec, organization)
         if not as_json:
             _show_plan(planned, False, on_stdout=False)
         if not yes:
@@ -137,10 +137,10 @@ def plan_facts(planned: PlanAnswer) -> list[tuple[str, str]]:
     return pairs
 
 
-def _plan(client: Client, spec: JobSpec) -> PlanAnswer:
+def _plan(client: Client, spec: JobSpec, organization: str) -> PlanAnswer:
     """The grid's plan, for the nodes that it has; without a grid one for the fewest possible."""
     try:
-        return client.plan(spec)
+        return client.plan(spec, organization)
     except Unavailable as problem:
         if problem.code != "grid.unreachable":
             raise
@@ -181,6 +181,8 @@ def _show_plan(planned: PlanAnswer, as_json: bool, on_stdout: bool) -> None:
     say("\nThe plan:\n")
     facts = output.facts([*plan_facts(planned), *forecast_facts(planned.forecast)])
     say("\n".join(f"    {line}" for line in facts.splitlines()) + "\n")
+    if (full := planned.not_now) is not None:
+        say(f"It would be refused for now: {full.reason} [{full.code}]. {full.hint}\n")
     if planned.proposal is not None:
         say(proposal_words(planned.proposal) + "\n")
 

@@ -97,26 +97,30 @@ def node_why(ref: str) -> Call[why_answers.NodeWhy]:
     return Call("GET", node_path(ref, "/why"), why_answers.NodeWhy)
 
 
-def plan(spec: JobSpec, nodes: int | None = None) -> Call[answers.PlanAnswer]:
-    """Validate and plan; nothing is created."""
-    params = {} if nodes is None else {"nodes": nodes}
-    return Call("POST", "/api/v1/jobs/plan", answers.PlanAnswer, params, {"spec": to_plain(spec)})
+def plan(spec: JobSpec, organization: str = "") -> Call[answers.PlanAnswer]:
+    """Validate and plan, for an organization as :func:`create_job`; nothing is created."""
+    body = _job(spec, organization)
+    return Call("POST", "/api/v1/jobs/plan", answers.PlanAnswer, body=body)
 
 
 def create_job(spec: JobSpec, idempotency_key: str, organization: str = "") -> Call[answers.JobId]:
     """Submit a job for an organization (empty: the only one that the caller may submit to). The
     answer may take as long as cutting the data into shards does."""
-    body: dict[str, Any] = {"spec": to_plain(spec)}
-    if organization:  # an older orchestrator knows none, and needs to be told none
-        body["organization"] = organization
     return Call(
         "POST",
         "/api/v1/jobs",
         answers.JobId,
-        body=body,
+        body=_job(spec, organization),
         headers={"Idempotency-Key": idempotency_key},
         patience=PREPARATION_S,
     )
+
+
+def _job(spec: JobSpec, organization: str) -> dict[str, Any]:
+    body: dict[str, Any] = {"spec": to_plain(spec)}
+    if organization:  # an older orchestrator knows none, and needs to be told none
+        body["organization"] = organization
+    return body
 
 
 def jobs(

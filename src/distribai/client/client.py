@@ -97,9 +97,9 @@ class Client:
         """What a node (id, unique prefix or name) holds, and why it gets no more."""
         return self.send(calls.node_why(ref))
 
-    def plan(self, spec: JobSpec) -> answers.PlanAnswer:
+    def plan(self, spec: JobSpec, organization: str = "") -> answers.PlanAnswer:
         """What the job would take; nothing is created."""
-        return self.send(calls.plan(spec))
+        return self.send(calls.plan(spec, organization))
 
     def create_job(
         self, spec: JobSpec, idempotency_key: str = "", organization: str = ""

@@ -301,11 +301,13 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """A quota that a job would break: its code, a sentence and what to try."""
+    """A quota that a job would break: its code, a sentence and what to try. ``passing``: it is
+    full for now; the same job may fit later."""
 
     code: str
     reason: str
     hint: str
+    passing: bool = False
 
 
 def check_quota(quota: Quota) -> Quota:
@@ -321,7 +323,8 @@ def check_quota(quota: Quota) -> Quota:
 
 
 def over_quota(quota: Quota, organization: str, usage: Usage, asked: Asked) -> Excess | None:
-    """The first quota that one more job of this size would break; None when it may be submitted."""
+    """The first quota that one more job of this size would break, those first that it would break
+    at any time; None when it may be submitted."""
     if quota.steps is not None and asked.steps > quota.steps:
         reason = f"{organization} may ask for {quota.steps} steps in a job; this has {asked.steps}"
         return Excess("quota.steps", reason, "Take fewer steps, or ask the operator.")
@@ -334,7 +337,7 @@ def over_quota(quota: Quota, organization: str, usage: Usage, asked: Asked) -> E
         return Excess("quota.tokens", reason, hint)
     if quota.open_jobs is not None and usage.open_jobs >= quota.open_jobs:
         reason = f"{organization} may have {quota.open_jobs} open jobs, and has {usage.open_jobs}"
-        return Excess("quota.jobs", reason, "Wait until one ends, or cancel one.")
+        return Excess("quota.jobs", reason, "Wait until one ends, or cancel one.", passing=True)
     return over_bytes(quota, organization, usage)
 
 
@@ -345,4 +348,4 @@ def over_bytes(quota: Quota, organization: str, usage: Usage, more: int = 0) -> 
     reason = f"{organization} may store {quota.bytes} bytes, and has {usage.bytes}"
     if more:
         reason += f"; this file has {more}"
-    return Excess("quota.bytes", reason, "Ask the operator for more.")
+    return Excess("quota.bytes", reason, "Ask the operator for more.", passing=True)

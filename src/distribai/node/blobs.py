@@ -53,6 +53,10 @@ TELL_EVERY = 4
 """Failures in a row after which the owner and the grid are told, each time: some ten seconds
 without a byte."""
 
+TELL_AFTER_S = 30.0
+"""They are told of a single failure, too, that took so many seconds in which no byte of any blob
+moved: of an address that takes connections and never answers there is one failure a minute."""
+
 
 class BlobClient:
     """The node's half of the blob interface.
@@ -358,7 +362,7 @@ class BlobClient:
         waits = full_jitter(self._rng)
         failures = 0
         while True:
-            before = moved()
+            before, traffic, began = moved(), self.traffic.total, self._clock.monotonic()
             try:
                 await once()
                 self.traffic.stuck("")
@@ -369,12 +373,13 @@ class BlobClient:
                     raise Unavailable(
                         "grid.unreachable",
                         f"The {what} of a blob at {self._base_url} failed {failures} times, "
-                        f"at last because: {problem or type(problem).__name__}.",
+                        f"at last because: {_in_words(problem)}.",
                         "Check the network, that the orchestrator runs, and that the join link's "
                         "address for http is the right one.",
                     ) from problem
-                if failures % TELL_EVERY == 0:
-                    why = str(problem) or type(problem).__name__
+                dumb = self._clock.monotonic() - began >= TELL_AFTER_S
+                if failures % TELL_EVERY == 0 or (dumb and self.traffic.total == traffic):
+                    why = _in_words(problem)
                     self.traffic.stuck(f"the {what} of a blob at {self._base_url} fails: {why}")
                     log.warning(
                         f"the {what} of a blob does not get on",
@@ -395,6 +400,12 @@ class BlobClient:
         if answer.status_code in PASSING:
             raise Passing(f"the grid answered {answer.status_code}", retry_after(answer))
         raise error_of(answer)
+
+
+def _in_words(problem: Exception) -> str:
+    if isinstance(problem, httpx.ReadTimeout):
+        return f"it takes connections, but does not answer within {_TIMEOUT.read:.0f} s"
+    return str(problem) or type(problem).__name__
 
 
 class _Upload:

@@ -27,6 +27,7 @@ from distribai.node.blobs import BlobClient
 from distribai.node.cache import BlobCache
 from distribai.node.certificate import Certificate
 from distribai.node.clock import Clock, SystemClock, within
+from distribai.node.contact import Contact
 from distribai.node.devices import threads
 from distribai.node.executors import Services
 from distribai.node.feedback import FeedbackStore
@@ -126,6 +127,7 @@ class Daemon:
             except DistribAIError as problem:
                 if problem.code in STALE_LINK and not self._settings.join:
                     problem.hint = f"{problem.hint} {_kept_hint(self._settings)}".lstrip()
+                self._contact.ended(problem)
                 raise
             finally:
                 await self._worker.close()
@@ -138,6 +140,7 @@ class Daemon:
         self.governor.finish(partial=partial)
 
     def _build(self, state: Path) -> None:
+        self._contact = Contact(state)
         key = identity.load_or_create(state)
         self._cache = BlobCache(state / "cache", self._settings.cache_bytes)
         self._feedback = FeedbackStore(state, self._settings.feedback_bytes)
@@ -311,7 +314,12 @@ class Daemon:
             remember(self._settings, self._join)
         except OSError as problem:
             log.warning("the grid's address cannot be kept", why=str(problem))
+        self._contact.made()
         self._worker.registered(ack, self._link.unacked())
+
+    def unreachable(self, why: str, hint: str) -> None:
+        """The grid cannot be reached."""
+        self._contact.lost(why, hint)
 
     def received(self, message: pb.OrchestratorMessage) -> None:
         """A numbered message."""

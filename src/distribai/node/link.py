@@ -61,6 +61,10 @@ HANDSHAKE_S = 30.0
 HINT_AFTER = 2
 """Failures in a row at which the log says what to try: the first one is often nothing."""
 
+HINT_EVERY_S = 600.0
+"""Seconds after which the log says it again, if it still fails. Something else to try is said at
+once: a grid that is turned to TLS is away at first."""
+
 SILENCE = 3.0
 """Heartbeat intervals without any message after which a connection counts as lost."""
 
@@ -97,6 +101,10 @@ class Handler(Protocol):
 
     def received(self, message: pb.OrchestratorMessage) -> None:
         """A numbered message, once and in order."""
+        ...
+
+    def unreachable(self, why: str, hint: str) -> None:
+        """There is no connection, after :data:`HINT_AFTER` tries; again after each further one."""
         ...
 
 
@@ -176,22 +184,26 @@ class Link:
                 ``node.invite``, ``protocol.version`` and others; ``grid.ca``: it is not the grid
                 that the join link names.
         """
-        waits, failures = reconnecting(self._rng), 0
+        waits, failures, hinted = reconnecting(self._rng), 0, ("", 0.0)
         while True:
             try:
                 await self._session()
             except ConnectionLost as problem:
-                reason, hint = str(problem), self._what_to_try()
+                reason, hint = str(problem), problem.hint or self._what_to_try()
             except _TryAgain as ended:
                 reason, hint = str(ended.__cause__), getattr(ended.__cause__, "hint", "")
             if self._leaving:
                 self._left.set()
                 return
             if self._healthy:
-                waits, failures = reconnecting(self._rng), 0
+                waits, failures, hinted = reconnecting(self._rng), 0, ("", 0.0)
                 self._healthy = False
             wait, failures = next(waits), failures + 1
-            told = {"try": hint} if failures == HINT_AFTER else {}
+            now, told = self._clock.monotonic(), {}
+            if failures >= HINT_AFTER:
+                self._handler.unreachable(reason, hint)
+                if hint != hinted[0] or now - hinted[1] >= HINT_EVERY_S:
+                    told, hinted = {"try": hint}, (hint, now)
             log.warning("not connected", reason=reason, again_in_s=round(wait, 1), **told)
             await self._clock.sleep(wait)
 

@@ -210,6 +210,11 @@ class Traffic:
         """Bytes that this month still has; None: there is no limit."""
         return max(0, self._budget - self._account()) if self._budget else None
 
+    @property
+    def total(self) -> int:
+        """Bytes of blobs that have moved, both ways."""
+        return self.up.total + self.down.total
+
     def why_not(self) -> str:
         """Why no task should be taken, for people; empty when there is no reason. A task is
         expected to move as much each way as the largest blob that was sent, and what was refused
@@ -253,7 +258,7 @@ class Traffic:
         month = self._month()
         if month not in self._months:
             self._wanted = 0  # what was refused in the last one may be asked for again
-        total = self.up.total + self.down.total + self._stream()
+        total = self.total + self._stream()
         used = self._months.pop(month, 0) + total - self._counted
         self._months[month], self._counted = used, total
         while len(self._months) > MONTHS:

@@ -25,7 +25,12 @@ from distribai.wire.v1.distribai_pb2_grpc import NodeServiceStub
 
 
 class ConnectionLost(Exception):  # internal to the link: it reconnects
-    """The connection broke; its text says how, for the log."""
+    """The connection broke; its text says how, for the log. ``hint`` is what to try, where the way
+    it broke says more than that nobody is there."""
+
+    def __init__(self, how: str, hint: str = "") -> None:
+        super().__init__(how)
+        self.hint = hint
 
 
 class Connection(Protocol):
@@ -61,7 +66,9 @@ class GrpcTransport:
     says whom to believe, and with ``certificate`` where the grid asks for one.
 
     A fresh channel per stream costs a handshake per reconnect and spares gRPC's own reconnect
-    backoff, which would add to the link's.
+    backoff, which would add to the link's. gRPC ends a channel when nothing refers to it any more,
+    not when it is closed, and one that failed goes on trying until then. So a connection lets go of
+    its channel when it is closed, and no exception that it raises holds on to it.
     """
 
     def __init__(
@@ -82,8 +89,9 @@ class GrpcTransport:
         """
         channel = await self._channel()
         stub = NodeServiceStub(channel)  # type: ignore[no-untyped-call]  # generated code
-        doubt = None if self._certificate is None else self._certificate.doubt
-        return _GrpcConnection(channel, stub.Session(), self._address, doubt)
+        doubt = (lambda: None) if self._certificate is None else self._certificate.doubt
+        plain = self._trust is None or self._trust.plain
+        return _GrpcConnection(channel, stub.Session(), self._address, doubt, plain)
 
     async def _channel(self) -> grpc.aio.Channel:
         if self._trust is None or self._trust.plain:
@@ -103,46 +111,69 @@ class GrpcTransport:
 
 
 class _GrpcConnection:
+    """``doubt`` is called when a connection that came about is cut before the first message;
+    ``plain``: it is one without TLS."""
+
     def __init__(
         self,
         channel: grpc.aio.Channel,
         call: Any,
         address: str,
-        unheard: Callable[[], None] | None,
+        doubt: Callable[[], None],
+        plain: bool,
     ) -> None:
-        self._channel = channel
-        self._call = call
+        self._open: tuple[grpc.aio.Channel, Any] | None = (channel, call)
         self._address = address
-        self._unheard = unheard
+        self._doubt = doubt
+        self._plain = plain
+        self._heard = False
 
     async def read(self) -> pb.OrchestratorMessage | None:
         try:
-            message = await self._call.read()
+            message = await self._call().read()
         except grpc.aio.AioRpcError as problem:
-            if self._unheard is not None and not _nobody(problem.details() or ""):
-                self._unheard()
-            raise _lost(problem, self._address) from problem
-        self._unheard = None
-        if message is grpc.aio.EOF:
-            return None
-        found: pb.OrchestratorMessage = message
-        return found
+            lost = self._lost(problem)
+        else:
+            self._heard = True
+            if message is grpc.aio.EOF:
+                return None
+            found: pb.OrchestratorMessage = message
+            return found
+        raise lost  # here: gRPC's own exception holds its call, and the call its channel
 
     async def write(self, message: pb.NodeMessage) -> None:
         try:
-            await self._call.write(message)
+            await self._call().write(message)
+            return
         except grpc.aio.AioRpcError as problem:
-            raise _lost(problem, self._address) from problem
-        except (asyncio.InvalidStateError, grpc.aio.UsageError) as problem:
+            lost = _lost(problem, self._address)
+        except (asyncio.InvalidStateError, grpc.aio.UsageError):
             # The stream ended between two writes; the reader knows why.
-            raise ConnectionLost("the stream has ended") from problem
+            lost = ConnectionLost("the stream has ended")
+        raise lost
 
     async def end(self) -> None:
-        await self._call.done_writing()
+        await self._call().done_writing()
 
     async def close(self) -> None:
-        self._call.cancel()
-        await self._channel.close()
+        if self._open is None:
+            return
+        (channel, call), self._open = self._open, None
+        call.cancel()
+        await channel.close()
+
+    def _call(self) -> Any:
+        if self._open is None:
+            raise ConnectionLost("the stream was closed")
+        return self._open[1]
+
+    def _lost(self, problem: grpc.aio.AioRpcError) -> Exception:
+        lost = _lost(problem, self._address)
+        if not self._heard and not _nobody(problem.details() or ""):
+            self._doubt()
+            if self._plain and isinstance(lost, ConnectionLost):
+                lost.hint = lost.hint or OTHER_LINK
+        return lost
 
 
 _WORDS = (
@@ -164,6 +195,16 @@ _WORDS = (
 )
 """What gRPC's own words mean (a part of them in lower case)."""
 
+OTHER_LINK = (
+    "The grid's channel may be another one than the join link says: TLS was turned on or off, or "
+    "its certificate is a new one. Ask the operator for the join link of now, and start the node "
+    'once with it: distribai node start --join "LINK"'
+)
+"""What to try where somebody listens, but will not talk as the join link promises."""
+
+_OTHERWISE = ("http1.x server", "wrong_version_number", "certificate_verify_failed")
+"""Part of what gRPC says then."""
+
 _NO_CONNECTION = ("failed to connect to remote host", "resolving", "lookup")
 
 
@@ -180,7 +221,9 @@ def _lost(problem: grpc.aio.AioRpcError, address: str) -> Exception:
             f"What answers at {address} is not a DistribAI orchestrator of this version.",
             "Check the join link's address, or upgrade DistribAI: pip install -U distribai",
         )
-    return ConnectionLost(in_words(problem.code().name, problem.details() or "", address))
+    details = problem.details() or ""
+    hint = OTHER_LINK if any(part in details.lower() for part in _OTHERWISE) else ""
+    return ConnectionLost(in_words(problem.code().name, details, address), hint)
 
 
 def in_words(code: str, details: str, address: str) -> str:

@@ -9,6 +9,8 @@ from distribai.wire.v1 import distribai_pb2 as pb
 _CLASSES: dict[str, type[DistribAIError]] = {
     "node.fenced": errors.Conflict,
     "node.invite": errors.NotAllowed,
+    "node.banned": errors.NotAllowed,
+    "node.quarantined": errors.NotAllowed,
     "node.certificate": errors.NotAllowed,
     "node.key": errors.NotAllowed,
     "node.unknown": errors.NotFound,

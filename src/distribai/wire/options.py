@@ -11,6 +11,10 @@ from __future__ import annotations
 KEEPALIVE_MS = 20_000
 KEEPALIVE_TIMEOUT_MS = 10_000
 
+CONNECT_MS = 20_000
+"""The time that a connection may take to come about, TLS and HTTP/2's first frames included: some
+four round trips, and a home line that uploads at the same time makes each of them seconds long."""
+
 MAX_MESSAGE_BYTES = 4 * 2**20
 """Tensors never travel in messages, so nothing legitimate is near this."""
 
@@ -25,10 +29,11 @@ _BOTH: tuple[tuple[str, int], ...] = (
 
 CLIENT_OPTIONS: tuple[tuple[str, int], ...] = (
     *_BOTH,
-    # The link has its own backoff; gRPC's must not add two minutes to it.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
+    # gRPC gives up a connection that takes longer than its first and its least backoff. What waits
+    # between two tries is the link's own backoff: each of its tries has a fresh channel.
+    ("grpc.initial_reconnect_backoff_ms", CONNECT_MS),
+    ("grpc.min_reconnect_backoff_ms", CONNECT_MS),
+    ("grpc.max_reconnect_backoff_ms", CONNECT_MS),
 )
 
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (

@@ -12,6 +12,7 @@ import pytest
 
 from distribai.core.people import HOME, OPERATOR, Policy, Quota, Role, Scope
 from distribai.core.plain import to_plain
+from distribai.core.spec import SnapshotSpec
 from distribai.errors import Conflict, NotAllowed, NotFound, Unauthenticated, UsageError
 from distribai.orchestrator import callers
 from distribai.orchestrator.jobs import commands as jobs
@@ -223,6 +224,18 @@ async def test_quotas_hold_at_the_door(any_town: Town) -> None:
     )
     codes = sorted(a.json().get("code", "") for a in (first, second))
     assert codes == ["", "quota.jobs"], "two at once do not both take the last place"
+    text = replace(await any_town.world.spec(), name="more")
+    body = {"spec": to_plain(text)}
+    async with any_town.http("ann") as ann:
+        plan = await ann.post("/api/v1/jobs/plan", json=body)
+        assert plan.status_code == 200, "it is full for now only"
+        assert plan.json()["not_now"]["code"] == "quota.jobs"
+        elsewhere = {**body, "organization": "home"}
+        planned, sent = [
+            await ann.post(f"/api/v1/jobs{at}", json=elsewhere) for at in ("/plan", "")
+        ]
+    assert (planned.status_code, sent.status_code) == (404, 404), "not hers"
+    assert planned.json()["code"] == sent.json()["code"] == "organization.unknown"
     made = first if first.status_code == 201 else second
     await jobs.cancel_job(grid, made.json()["id"], "", "operator")
     assert (await any_town.submit("ann", "three")).status_code == 201
@@ -234,11 +247,19 @@ async def test_quotas_hold_at_the_door(any_town: Town) -> None:
     ):
         await commands.set_quota(grid, "lab", quota)
         async with any_town.http("ann") as ann:
-            text = await any_town.world.spec()
-            answer = await ann.post(
-                "/api/v1/jobs", json={"spec": to_plain(replace(text, name="more"))}
-            )
+            answer = await ann.post("/api/v1/jobs", json=body)
+            plan = await ann.post("/api/v1/jobs/plan", json=body)
         assert (answer.status_code, answer.json()["code"]) == (409, code)
+        if code == "quota.bytes":
+            assert plan.json()["not_now"]["code"] == code
+        else:
+            assert (plan.status_code, plan.json()["detail"]) == (409, answer.json()["detail"])
+    limit = await any_town.world.spec(snapshots=SnapshotSpec(keep=6))
+    grid.settings = replace(grid.settings, max_snapshots=5)
+    async with any_town.http("ann") as ann:
+        for at in ("/plan", ""):
+            answer = await ann.post(f"/api/v1/jobs{at}", json={"spec": to_plain(limit)})
+            assert (answer.status_code, answer.json()["field"]) == (422, "snapshots.keep")
     async with any_town.http("ann") as ann:
         begun = await ann.post("/api/v1/blobs", json={"sha256": "ab" * 32, "size": 1000})
         assert begun.json()["code"] == "quota.bytes"

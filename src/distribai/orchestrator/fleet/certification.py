@@ -25,11 +25,13 @@ import structlog
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from distribai.core.ids import node_id as id_of_key
+from distribai.core.states import Standing
 from distribai.errors import NotFound
 from distribai.orchestrator.certificates import Authority, node_certificate, utc
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.fleet import passes
-from distribai.orchestrator.fleet.registration import not_invited, refuse_banned
+from distribai.orchestrator.fleet.registration import not_invited
+from distribai.orchestrator.fleet.tokens import barred
 from distribai.orchestrator.secrets import hash_secret
 from distribai.store.engine import Tx
 from distribai.store.statements import fleet
@@ -104,7 +106,8 @@ def _authority(grid: Grid) -> Authority:
 
 async def _may_join(tx: Tx, node_id: str, invite: str) -> None:
     known = await fleet.nodes_by_id(tx, [node_id])
-    for node in known:
-        refuse_banned(node)
+    for node in known:  # one that is quarantined may show its certificate, and hears why
+        if node.standing == Standing.BANNED and (refusal := barred(node)) is not None:
+            raise refusal
     if not known and await fleet.valid_invite(tx, hash_secret(invite)) is None:
         raise not_invited()

@@ -12,13 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 import structlog
 
 from distribai.core.plain import to_plain
-from distribai.core.states import Intent, Liveness, Standing, TaskState
+from distribai.core.states import Intent, Liveness, TaskState
 from distribai.errors import NotAllowed, Unavailable
 from distribai.orchestrator import events, traffic
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.fleet import passes
 from distribai.orchestrator.fleet.registry import LiveSession, LogEntry
-from distribai.orchestrator.fleet.tokens import BARRED
+from distribai.orchestrator.fleet.tokens import barred
 from distribai.orchestrator.rounds import results, tasks
 from distribai.store import leases
 from distribai.store.engine import AnyRow, Tx
@@ -175,18 +175,11 @@ def _reports(session: LiveSession) -> Iterator[dict[str, object]]:
 def bar(grid: Grid, nodes: Sequence[AnyRow]) -> None:
     """End this process's sessions of nodes whose standing no longer allows one."""
     for node in nodes:
-        session = grid.fleet.of(node.id)
-        if node.standing in BARRED and session is not None:
-            banned = node.standing == Standing.BANNED
+        session, error = grid.fleet.of(node.id), barred(node)
+        if error is not None and session is not None:
             if session.stream is not None:
-                why = f": {node.standing_reason}" if node.standing_reason else "."
-                error = NotAllowed(
-                    "node.banned" if banned else "node.quarantined",
-                    f"This node is {node.standing}{why}",
-                    "Ask the grid's operator.",
-                )
                 # Who is quarantined may come back without anybody walking to the machine.
-                session.stream.close(end_of(error, retry=not banned))
+                session.stream.close(end_of(error, retry=error.code != "node.banned"))
             grid.fleet.drop(session)
 
 

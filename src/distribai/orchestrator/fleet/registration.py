@@ -27,7 +27,7 @@ from distribai.orchestrator.context import Grid
 from distribai.orchestrator.fleet import passes
 from distribai.orchestrator.fleet.liveness import fenced, release_node
 from distribai.orchestrator.fleet.registry import LiveSession
-from distribai.orchestrator.fleet.tokens import SESSION_BYTES
+from distribai.orchestrator.fleet.tokens import SESSION_BYTES, barred
 from distribai.orchestrator.rounds import tasks
 from distribai.orchestrator.rounds.late import destination, may_come_back
 from distribai.orchestrator.secrets import hash_secret, new_secret
@@ -290,7 +290,8 @@ async def _admit(
             data={"name": _name(message.name), "account": invite.account_id},
         )
         return
-    _check_standing(node)
+    if (refusal := barred(node)) is not None:
+        raise refusal
     await fleet.change_node(
         tx,
         node_id,
@@ -322,17 +323,6 @@ async def _first_standing(tx: Tx, invite: AnyRow) -> str:
     return (Standing.TRUSTED if trusted else Standing.PROBATION).value
 
 
-def refuse_banned(node: AnyRow) -> None:
-    """Refuse a node (``standing``, ``standing_reason``) that is shut out.
-
-    Raises:
-        NotAllowed: ``node.banned``.
-    """
-    if node.standing == Standing.BANNED:
-        why = f": {node.standing_reason}" if node.standing_reason else "."
-        raise NotAllowed("node.banned", f"This node is banned{why}", "Ask the grid's operator.")
-
-
 def not_invited() -> NotAllowed:
     """A stranger whose invite lets nobody in."""
     return NotAllowed(
@@ -340,17 +330,6 @@ def not_invited() -> NotAllowed:
         "This key is new to the grid, and the join link's invite is unknown, used up or expired.",
         "Ask the operator for a fresh join link.",
     )
-
-
-def _check_standing(node: AnyRow) -> None:
-    refuse_banned(node)
-    why = f": {node.standing_reason}" if node.standing_reason else "."
-    if node.standing == Standing.QUARANTINED:
-        raise NotAllowed(
-            "node.quarantined",
-            f"This node is quarantined{why}",
-            "It may go on when the grid's operator has looked; it tries again by itself.",
-        )
 
 
 async def _take_up_again(

@@ -43,6 +43,27 @@ BARRED = frozenset({Standing.QUARANTINED.value, Standing.BANNED.value})
 """Standings whose nodes get no work and move no bytes."""
 
 
+def barred(node: AnyRow) -> NotAllowed | None:
+    """What a node (``id``, ``standing``, ``standing_reason``) is told that gets no session; None:
+    it may have one."""
+    why = f": {node.standing_reason.rstrip('.')}." if node.standing_reason else "."
+    if node.standing == Standing.BANNED:
+        return NotAllowed(
+            "node.banned",
+            f"The grid's operator has banned this node{why}",
+            f"Ask the operator to pardon it: distribai nodes pardon {node.id[:13]} --why ... Until "
+            "then it is refused whenever it is started; its key and cache stay on this disk.",
+        )
+    if node.standing == Standing.QUARANTINED:
+        return NotAllowed(
+            "node.quarantined",
+            f"This node is quarantined{why}",
+            "It may go on when the grid's operator has looked, and knocks again by itself until "
+            f"then. The operator ends it: distribai nodes pardon {node.id[:13]} --why ...",
+        )
+    return None
+
+
 async def node_of_pass(grid: Grid, token: str) -> Principal:
     """The node whose open session a short-lived token belongs to.
 

@@ -19,7 +19,7 @@ from distribai.orchestrator.context import Grid
 from distribai.orchestrator.http import connections
 from distribai.orchestrator.http.middleware import PREFIX, bearer
 from distribai.orchestrator.http.problems import WhileRead
-from distribai.orchestrator.http.security import Access, access_of, no_token
+from distribai.orchestrator.http.security import Access, access_of, no_token, remember
 
 MAX_BODY = 4 << 20
 """Bytes of a request's body outside the blob uploads. A spec with all its knobs takes some
@@ -102,7 +102,7 @@ class Bodies:
             try:
                 if not token:
                     raise no_token()
-                await callers.verify_token(grid, token)
+                remember(scope, token, await callers.verify_token(grid, token), grid.clock())
             except DistribAIError as problem:
                 raise WhileRead(problem) from problem
             connections.prove(scope)

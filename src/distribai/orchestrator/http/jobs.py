@@ -51,18 +51,14 @@ POLL_S = 0.5
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
 
-class SpecBody(BaseModel):
-    """A job's spec: name, model, data, steps and whatever else shall differ from the defaults."""
+class SubmitBody(BaseModel):
+    """A job's spec (name, model, data, steps and whatever else shall differ from the defaults), and
+    for which organization it is: its id or name; empty takes the only one that the caller may
+    submit to, or ``home`` for operators."""
 
     model_config = ConfigDict(extra="forbid")
 
     spec: dict[str, Any]
-
-
-class SubmitBody(SpecBody):
-    """A job's spec, and for which organization it is: its id or name; empty takes the only one that
-    the caller may submit to, or ``home`` for operators."""
-
     organization: Annotated[str, Field(max_length=64)] = ""
 
 
@@ -111,7 +107,7 @@ def read_spec(document: dict[str, Any]) -> JobSpec:
 @router.post("/plan", summary="What a job would take (creates nothing)")
 @allow(Access.MEMBERS)
 async def plan(
-    body: SpecBody,
+    body: SubmitBody,
     grid: GridOf,
     caller: Caller,
     nodes: Annotated[
@@ -125,9 +121,13 @@ async def plan(
     ] = None,
 ) -> answers.PlanAnswer:
     """Validates like a submission, and plans: rounds, tasks, parameters, memory, bytes; and how it
-    would go on the machines that are here, who of them is too slow, what would go better."""
+    would go on the machines that are here, who of them is too slow, what would go better. What
+    the grid's limits or the organization's quotas would never take is refused; a quota that is only
+    full for now is named."""
     spec = read_spec(body.spec)
     validate_spec(spec)
+    organization = await admission.organization_for(grid, caller, body.organization)
+    not_now = await admission.foresee(grid, organization, spec)
     found = await forecasting.plan_with(grid, spec, nodes)
     taking_part = nodes or min(max(found.here, spec.workers_min), spec.workers_max)
     figures = plan_of(spec, parameter_count(spec), taking_part)
@@ -138,6 +138,7 @@ async def plan(
         plan=to_plain(figures),
         here=found.here,
         resting=found.resting,
+        not_now=not_now,
         forecast=await sight.forecast_for(grid, caller, found.forecast),
         proposal=better,
     )

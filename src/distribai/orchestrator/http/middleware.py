@@ -110,9 +110,8 @@ class Doorman:
         try:
             limits.arrive((scope.get("client") or ("",))[0], token)
         except TooMany as problem:
-            refusal = problems.answer(Request(scope), problem)
-            refusal.headers["Connection"] = "close"  # its body is not read
-            await refusal(scope, receive, send)
+            # The connection stays, as for a body that is too large (`bodies`).
+            await problems.answer(Request(scope), problem)(scope, receive, send)
             return
 
         async def send_and_note(message: Message) -> None:

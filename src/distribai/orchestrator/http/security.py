@@ -16,6 +16,7 @@ from typing import Annotated, Any, TypeVar
 from fastapi import Depends, Path
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.requests import Request
+from starlette.types import Scope as Asked
 
 from distribai.core.people import Principal, Role, Scope
 from distribai.errors import NotAllowed, Unauthenticated
@@ -82,6 +83,13 @@ def the_grid(request: Request) -> Grid:
 
 GridOf = Annotated[Grid, Depends(the_grid)]
 
+FRESH_S = 1.0
+"""For so many seconds a token that was looked up when its request's body began is not looked up
+again."""
+
+_LOOKED_UP = "looked_up"
+"""Under this name a request's scope has its caller."""
+
 _bearer = HTTPBearer(
     auto_error=False,
     scheme_name="token",
@@ -106,12 +114,29 @@ async def authorize(
         return None
     if credentials is None:
         raise no_token()
-    principal = await callers.verify_token(grid, credentials.credentials)
+    principal = _known(request.scope, credentials.credentials, grid.clock())
+    if principal is None:
+        principal = await callers.verify_token(grid, credentials.credentials)
     grid.limits.admit(credentials.credentials, principal.owner)
     _check(principal, access, scope, f"{request.method} {request.url.path}")
     events.act_as(principal)
     connections.prove(request.scope)
     return principal
+
+
+def remember(scope: Asked, token: str, principal: Principal, now: float) -> None:
+    """Keep who a request's token belongs to, which was looked up at ``now`` (the process's clock)
+    before its body was read, for :func:`authorize` to find afterwards."""
+    scope[_LOOKED_UP] = (token, principal, now)
+
+
+def _known(scope: Asked, token: str, now: float) -> Principal | None:
+    """Who was looked up for this request; None when nobody was, or when its body has taken so long
+    that the key may be revoked meanwhile."""
+    found: tuple[str, Principal, float] | None = scope.get(_LOOKED_UP)
+    if found is None or found[0] != token or now - found[2] > FRESH_S:
+        return None
+    return found[1]
 
 
 def no_token() -> Unauthenticated:

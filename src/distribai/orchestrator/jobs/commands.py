@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from distribai.core.people import HOME, Principal
 from distribai.core.plain import Plain, canonical_json, to_plain
-from distribai.core.plan import parameter_count, validate_spec
+from distribai.core.plan import validate_spec
 from distribai.core.ranges import SamplePool
 from distribai.core.spec import JobSpec
 from distribai.core.states import JOB, TASK, JobState, RoundState, TaskState, check, is_terminal
@@ -75,34 +75,17 @@ async def create_job(
             organization may not have such a job now.
     """
     validate_spec(spec)
-    parameters = parameter_count(spec)
-    if parameters > grid.settings.max_parameters:
-        raise InvalidSpec(
-            "spec.model_too_large",
-            f"The model has {parameters} parameters; this grid takes at most "
-            f"{grid.settings.max_parameters}.",
-            "Take a smaller profile, or ask the operator.",
-            field="model",
-        )
-    if spec.snapshots.keep > grid.settings.max_snapshots:
-        raise InvalidSpec(
-            "spec.plan",
-            f"snapshots.keep is {spec.snapshots.keep}: this grid keeps at most "
-            f"{grid.settings.max_snapshots} snapshots of a job.",
-            "Keep fewer, or ask the operator: orchestrator.max_snapshots.",
-            field="snapshots.keep",
-        )
+    asked = admission.asked_of(grid, spec)
     if origin is not None:
         organization_id = origin.organization_id
     key = _key(
         spec, idempotency_key, by if caller is None else caller.owner, origin, organization_id
     )
-    asked = admission.asked_of(spec, parameters)
     async with grid.db.read() as tx:
         if (made := await made_before(tx, key)) is not None:
             return made
         # Asked again below; but nobody shall wait for data to be cut only to be refused then.
-        await admission.check(tx, organization_id, asked)
+        admission.refuse(await admission.excess_of(tx, organization_id, asked))
     await preparation.check_blobs(grid, spec, caller if origin is None else None)
     data = await preparation.prepare_data(grid, spec)
     job_id = grid.new_id("job")
@@ -113,7 +96,7 @@ async def create_job(
             policy = f"policy of {name}"
             decision = f"The {policy}: {verdict.reason}."
             whose = (organization_id, decision)
-            await _insert(tx, job_id, spec, by, parameters, data, first, origin, whose)
+            await _insert(tx, job_id, spec, by, asked.parameters, data, first, origin, whose)
             await remember(tx, key, job_id)
             told = {"by": by, "organization": name}
             if origin is not None:

@@ -16,9 +16,9 @@ from distribai.core.people import (
     over_quota,
 )
 from distribai.core.plain import from_plain
-from distribai.core.plan import plan
+from distribai.core.plan import parameter_count, plan
 from distribai.core.spec import BlobRef, JobSpec
-from distribai.errors import Conflict, NotAllowed, NotFound, UsageError
+from distribai.errors import Conflict, InvalidSpec, NotAllowed, NotFound, UsageError
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.fleet import supplies
 from distribai.store.engine import AnyRow, Tx
@@ -70,20 +70,52 @@ async def organization_for(grid: Grid, caller: Principal, ref: str) -> str:
     return next(iter(allowed))
 
 
-def asked_of(spec: JobSpec, parameters: int) -> Asked:
-    """How large a job is, with as many workers as it asks for."""
+def asked_of(grid: Grid, spec: JobSpec) -> Asked:
+    """How large a valid job is, with as many workers as it asks for.
+
+    Raises:
+        InvalidSpec: ``spec.model_too_large``, ``spec.plan``: this grid takes no such job of
+            anybody.
+    """
+    parameters, settings = parameter_count(spec), grid.settings
+    if parameters > settings.max_parameters:
+        raise InvalidSpec(
+            "spec.model_too_large",
+            f"The model has {parameters} parameters; this grid takes at most "
+            f"{settings.max_parameters}.",
+            "Take a smaller profile, or ask the operator.",
+            field="model",
+        )
+    if spec.snapshots.keep > settings.max_snapshots:
+        raise InvalidSpec(
+            "spec.plan",
+            f"snapshots.keep is {spec.snapshots.keep}: this grid keeps at most "
+            f"{settings.max_snapshots} snapshots of a job.",
+            "Keep fewer, or ask the operator: orchestrator.max_snapshots.",
+            field="snapshots.keep",
+        )
     return Asked(parameters, spec.steps, plan(spec, parameters, spec.workers_max).tokens)
 
 
-async def check(tx: Tx, organization_id: str, asked: Asked) -> None:
-    """Refuse a job that would break a quota as things stand.
+async def excess_of(tx: Tx, organization_id: str, asked: Asked) -> Excess | None:
+    """The quota that a job would break as things stand, if there is one."""
+    row = await people.organization(tx, organization_id)
+    return None if row is None else await _excess(tx, row, asked)
+
+
+async def foresee(grid: Grid, organization_id: str, spec: JobSpec) -> Excess | None:
+    """What stands in the way of a job that is only planned: the quota that is full for now.
 
     Raises:
-        Conflict: ``quota.*``.
+        InvalidSpec: as :func:`asked_of`.
+        Conflict: ``quota.*``: the job would break one at any time.
     """
-    row = await people.organization(tx, organization_id)
-    if row is not None:
-        await _check(tx, row, asked)
+    asked = asked_of(grid, spec)
+    async with grid.db.read() as tx:
+        excess = await excess_of(tx, organization_id, asked)
+    if excess is not None and not excess.passing:
+        refuse(excess)
+    return excess
 
 
 async def admit(tx: Tx, organization_id: str, asked: Asked) -> tuple[str, Verdict]:
@@ -97,16 +129,16 @@ async def admit(tx: Tx, organization_id: str, asked: Asked) -> tuple[str, Verdic
     if row is None:
         # A grid before its first start: nobody but the operator is there.
         return HOME_NAME, decide(Policy(), asked, tx.now)
-    await _check(tx, row, asked)
+    refuse(await _excess(tx, row, asked))
     return str(row.name), decide(from_plain(Policy, row.policy), asked, tx.now)
 
 
-async def _check(tx: Tx, row: AnyRow, asked: Asked) -> None:
+async def _excess(tx: Tx, row: AnyRow, asked: Asked) -> Excess | None:
     quota = from_plain(Quota, row.quota)
     if quota == Quota():
-        return
+        return None
     usage = Usage(await holdings.open_jobs(tx, row.id), await holdings.stored_bytes(tx, row.id))
-    refuse(over_quota(quota, row.name, usage, asked))
+    return over_quota(quota, row.name, usage, asked)
 
 
 async def check_upload(grid: Grid, caller: Principal, ref: BlobRef) -> None:
