@@ -195,15 +195,17 @@ def test_who_is_behind_may_finish_what_equal_machines_differ_by() -> None:
     assert diloco.finish_within(5, 0) == 0.5
 
 
-def test_a_round_below_its_minimum_is_abandoned_and_never_merged() -> None:
+def test_a_round_below_its_minimum_waits_for_whoever_is_at_work_and_is_never_merged() -> None:
     decide = diloco.merge_decision
     assert decide(25, [20], 1, 0.5, 10, minimum=2) == MergeDecision(
         "abandon",
         "1 of at least 2 submissions are in, and no other worker is left in the round",
     )
-    assert decide(25, [20], 2, 0.5, 10, minimum=2).action == "wait"
-    assert decide(30, [20], 2, 0.5, 10, minimum=2).action == "abandon"
+    slow = decide(3000, [20], 2, 0.5, 10, minimum=2)
+    assert (slow.action, slow.until) == ("wait", None), "one is no version, the other one comes"
+    assert decide(31, [20, 22], 3, 0.5, 10, minimum=2).until == 32, "the grace begins with both"
     assert decide(32, [20, 22], 3, 0.5, 10, minimum=2).action == "merge"
+    assert decide(25, [], 1, 0.5, 10, minimum=2).action == "wait"
 
 
 @settings(max_examples=100, deadline=None)
@@ -213,19 +215,22 @@ def test_a_round_below_its_minimum_is_abandoned_and_never_merged() -> None:
     quorum=st.floats(0.01, 1),
     grace=st.floats(0, 50),
     now=st.floats(100, 200),
+    minimum=st.integers(1, 8),
 )
 def test_a_waiting_round_merges_at_the_time_it_names(
-    arrivals: list[float], missing: int, quorum: float, grace: float, now: float
+    arrivals: list[float], missing: int, quorum: float, grace: float, now: float, minimum: int
 ) -> None:
     expected = len(arrivals) + missing
-    decision = diloco.merge_decision(now, arrivals, expected, quorum, grace)
+    decision = diloco.merge_decision(now, arrivals, expected, quorum, grace, minimum)
     if decision.action == "wait" and decision.until is not None:
-        later = diloco.merge_decision(decision.until, arrivals, expected, quorum, grace)
+        later = diloco.merge_decision(decision.until, arrivals, expected, quorum, grace, minimum)
         assert decision.until > now
         assert later.action == "merge"
     if decision.action == "merge":
         assert len(arrivals) >= min(expected, diloco.quorum_count(expected, quorum))
-        assert arrivals
+        assert len(arrivals) >= minimum
+    if decision.action == "abandon":
+        assert not missing
 
 
 def test_samples_of_the_dead_are_reissued_only_if_they_can_be_in_time() -> None:

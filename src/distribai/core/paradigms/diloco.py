@@ -166,7 +166,9 @@ def merge_decision(
             still at work or queued; dead slots whose samples went back to the pool do not count.
         quorum: share of ``expected`` that starts the grace.
         grace_seconds: from :func:`grace`.
-        minimum: submissions that a version must be made of (``workers_min``).
+        minimum: submissions that a version must be made of (``workers_min``). The grace does not
+            begin before they are in: with fewer there is nothing to merge, and whoever is still at
+            work is waited for until its lease or deadline ends.
         opened: when the round's members began, None when that says nothing.
 
     The grace is no longer than it is worth: ``arrived`` idle devices wait for the work of
@@ -177,16 +179,16 @@ def merge_decision(
 
     Returns:
         ``merge`` when all expected submissions are in or the grace after the quorum is over,
-        ``abandon`` when there are too few of them then, else ``wait``.
+        ``abandon`` when all are in and they are too few, else ``wait``.
     """
-    too_few = f"{len(arrivals)} of at least {minimum} submissions are in"
     if len(arrivals) >= expected:
         if not arrivals:
             return MergeDecision("abandon", "no worker is left in the round")
         if len(arrivals) < minimum:
+            too_few = f"{len(arrivals)} of at least {minimum} submissions are in"
             return MergeDecision("abandon", f"{too_few}, and no other worker is left in the round")
         return MergeDecision("merge", f"all {len(arrivals)} expected submissions are in")
-    need = quorum_count(expected, quorum)
+    need = max(quorum_count(expected, quorum), min(minimum, expected))
     if len(arrivals) < need:
         return MergeDecision(
             "wait", f"{len(arrivals)} of {expected} submissions are in, the quorum is {need}"
@@ -199,10 +201,7 @@ def merge_decision(
     until = reached + grace_seconds
     state = f"{len(arrivals)} of {expected} submissions are in"
     if now >= until:
-        over = f"the grace of {grace_seconds:.1f} s is over"
-        if len(arrivals) < minimum:
-            return MergeDecision("abandon", f"{too_few}, and {over}")
-        return MergeDecision("merge", f"{state} and {over}")
+        return MergeDecision("merge", f"{state} and the grace of {grace_seconds:.1f} s is over")
     return MergeDecision("wait", f"{state}, the quorum is reached, the grace runs", until)
 
 
