@@ -219,6 +219,8 @@ def test_very_many_problems_are_counted() -> None:
     [
         ("inner_step: 5", "inner_step", "Did you mean inner_steps?"),
         ("rounds: {qorum: 1}", "rounds.qorum", "Did you mean rounds.quorum?"),
+        ("rounds: {H: 30}", "rounds.H", "Did you mean rounds.inner_steps?"),
+        ("rounds: {codec_up: {0: int4}}", "rounds.codec_up", "stages as a list"),
         ("model: {profil: tiny}", "model.profil", "Did you mean model.profile?"),
         ("zzz: 1", "zzz", "docs/reference/recipe.md"),
         ("rounds: 3\nH: 4", "rounds", "docs/reference/recipe.md"),

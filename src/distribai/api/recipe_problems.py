@@ -14,6 +14,12 @@ from distribai.errors import InvalidSpec
 _SHORT_NAMES = ("H", "inner_steps")
 """Fields of the whole recipe that are read before its model is."""
 
+_ELSEWHERE = {"rounds.H": "Did you mean rounds.inner_steps? H stands outside of rounds."}
+"""Names that exist, but not there."""
+
+_STAGES = "One codec, or stages as a list: [{from_round: 0, codec: int4}, ...]."
+"""Hint for a schedule of codecs that is neither."""
+
 _TAGS = ("one codec", "stages")
 """What pydantic adds to a place where a field has two forms."""
 
@@ -46,11 +52,14 @@ def as_invalid_spec(
             lines.append(f"{path} is not a field")
             *section, name = error["loc"]
             known = [*_fields(model, section), *(() if section else _SHORT_NAMES)]
-            hints[near_miss(str(name), known, ".".join(map(str, section)))] = None
+            near = _ELSEWHERE.get(path) or near_miss(str(name), known, ".".join(map(str, section)))
+            hints[near] = None
         elif error["type"] in _MISSING:
             lines.append(f"{path} is missing")
         else:
             lines.append(f"{path or 'the recipe'}: {_sentence(error['msg'], error['input'])}")
+            if path in ("rounds.codec_up", "rounds.codec_down"):
+                hints[_STAGES] = None
     count = "a problem" if len(lines) == 1 else f"{len(lines)} problems"
     if len(lines) > _SHOWN:
         lines[_SHOWN:] = [f"and {len(lines) - _SHOWN} more"]

@@ -268,8 +268,11 @@ def _joined(state_dir: Path | None, *marks: str) -> list[Path]:
     if not found:
         raise UsageError(
             "node.join",
-            "No node of this machine has joined a grid yet.",
-            "Start one: distribai node start --join LINK",
+            f"No node has joined a grid from {settings.node().state_dir}."
+            if settings.node().state_dir != Path()
+            else "No node of this machine has joined a grid from its usual place.",
+            "Start one: distribai node start --join LINK. Of a node with a state directory of its "
+            "own: --state-dir DIRECTORY.",
             field="state_dir",
         )
     return found

@@ -212,7 +212,10 @@ def check_schedule(schedule: Schedule, field: str, rounds: int) -> None:
     before = -1
     for place, stage in enumerate(schedule):
         where = f"{field}[{place}]"
-        rule = f"above {before} and below {rounds}, the number of the job's rounds"
+        rule = (
+            f"above {before}, where the stage before it begins, "
+            f"and below {rounds}, the number of the job's rounds"
+        )
         fits = before < stage.from_round < rounds
         if not place:
             rule, fits = "0, where the job begins", stage.from_round == 0
@@ -220,7 +223,8 @@ def check_schedule(schedule: Schedule, field: str, rounds: int) -> None:
             raise InvalidSpec(
                 "spec.plan",
                 f"{where}.from_round is {stage.from_round}: it must be {rule}.",
-                "Stages begin at round 0 and ascend; one that no round comes to is left out.",
+                "The first stage begins at round 0, each other one after the one before it and "
+                "before the job's end: leave out what no round comes to.",
                 field=f"{where}.from_round",
             )
         before = stage.from_round
