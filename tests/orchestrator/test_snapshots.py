@@ -25,7 +25,7 @@ from distribai.orchestrator.retention import collect, is_settled, let_go
 from distribai.orchestrator.rounds import merging
 from distribai.orchestrator.rounds.tasks import spec_of
 from distribai.store.blobs import blob_key
-from distribai.store.statements import fleet, holdings, jobs, records, snapshots, work
+from distribai.store.statements import facts, holdings, jobs, records, snapshots, work
 from distribai.testing.audit import audit
 from distribai.training.versions import CanonicalCopy
 from tests.orchestrator.harness import World
@@ -216,7 +216,7 @@ async def test_a_backup_that_meets_a_look_reads_the_rows_again(
     job = await world.job(await quiet(world))
     assert await world.run_job(job) == "completed"
     async with world.grid.db.write() as tx:
-        await fleet.set_fact_once(tx, "grid_id", world.grid.grid_id)
+        await facts.put_once(tx, "grid_id", world.grid.grid_id)
     real, looks = saving.dump, 0
 
     async def dump(*args: object) -> object:

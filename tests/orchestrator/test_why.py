@@ -17,7 +17,7 @@ from distribai.orchestrator.fleet.queries import summary
 from distribai.orchestrator.fleet.why import node_events, obstacles_of, resolve_node, why_node
 from distribai.orchestrator.jobs import commands
 from distribai.orchestrator.jobs.why import why_job
-from distribai.store.statements import fleet, watching
+from distribai.store.statements import fleet, sessions, watching
 from distribai.wire.machines import machine_to_wire
 from tests.orchestrator.harness import World
 
@@ -175,7 +175,7 @@ async def test_who_has_no_obstacle_is_whom_the_scheduler_reads(any_world: World)
                     intent=intent.value,
                 )
                 if ended:
-                    await fleet.end_sessions(tx, node.id)
+                    await sessions.end_sessions(tx, node.id)
                 able = {row.id for row in await fleet.able_nodes(tx)}
                 row = await watching.node(tx, node.id)
                 assert row is not None
@@ -183,7 +183,7 @@ async def test_who_has_no_obstacle_is_whom_the_scheduler_reads(any_world: World)
             assert clear is (node.id in able), (liveness, standing, intent, ended)
         async with any_world.grid.db.write() as tx:
             session = f"ses_{liveness}{standing}{intent}"
-            await fleet.open_session(tx, session, node.id, session, "holder")
+            await sessions.open_session(tx, session, node.id, session, "holder")
 
 
 async def test_a_node_has_an_event_feed_of_its_own(any_world: World) -> None:

@@ -40,7 +40,7 @@ from distribai.store.engine import Database
 from distribai.store.lock import FileLock
 from distribai.store.migrate import migrate
 from distribai.store.presigning import presigner
-from distribai.store.statements import fleet
+from distribai.store.statements import facts
 from distribai.tls import fingerprint
 from distribai.wire.options import SERVER_OPTIONS
 from distribai.wire.v1 import distribai_pb2 as pb
@@ -369,10 +369,10 @@ async def check_authority(db: Database, directory: Path, ca: str, *, replace: bo
     """
     async with db.write() as tx:
         if replace:
-            await fleet.set_fact(tx, "ca", ca)
+            await facts.put(tx, "ca", ca)
         else:
-            await fleet.set_fact_once(tx, "ca", ca)
-        known = await fleet.fact(tx, "ca")
+            await facts.put_once(tx, "ca", ca)
+        known = await facts.get(tx, "ca")
     if known != ca:
         raise Conflict(
             "grid.keys",
@@ -387,9 +387,9 @@ async def ensure_mode(db: Database, wanted: str) -> None:
     """Write down whose nodes the grid takes: as ``wanted``, or, when nothing is said, as before."""
     async with db.write() as tx:
         if wanted:
-            await fleet.set_fact(tx, MODE, wanted)
+            await facts.put(tx, MODE, wanted)
         else:
-            await fleet.set_fact_once(tx, MODE, TRUSTED)
+            await facts.put_once(tx, MODE, TRUSTED)
 
 
 def keys_unreadable(directory: Path, problem: OSError) -> Conflict:
@@ -405,8 +405,8 @@ async def _grid_id(db: Database) -> str:
     """The grid's id, made at its first start."""
     fresh = "grid_" + base64.b32encode(os.urandom(RANDOM_BYTES)).decode().lower()
     async with db.write() as tx:
-        await fleet.set_fact_once(tx, "grid_id", fresh)
-        found = await fleet.fact(tx, "grid_id")
+        await facts.put_once(tx, "grid_id", fresh)
+        found = await facts.get(tx, "grid_id")
     assert found is not None
     return found
 

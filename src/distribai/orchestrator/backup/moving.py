@@ -60,7 +60,7 @@ from distribai.sections import OrchestratorSettings
 from distribai.store.blobs import BlobStore
 from distribai.store.drivers import HIDDEN, shown
 from distribai.store.engine import Database
-from distribai.store.statements import fleet
+from distribai.store.statements import facts
 from distribai.store.tables import meta, metadata
 
 
@@ -187,7 +187,7 @@ async def undo(source: OrchestratorSettings, new_db: str | None = None, check: b
             await _check_left(new_db or there)
             if not check:
                 async with db.write() as tx:
-                    await fleet.drop_fact(tx, places.MOVED)
+                    await facts.drop(tx, places.MOVED)
             return there
 
 
@@ -235,7 +235,7 @@ async def _leave(old: Database, there: str, since: float) -> None:
     """
     async with old.write() as tx:
         await lock_resting(tx, since)
-        await fleet.set_fact(tx, places.MOVED, there)
+        await facts.put(tx, places.MOVED, there)
 
 
 async def _check_here(old: Database, target: OrchestratorSettings) -> None:
@@ -265,9 +265,9 @@ async def _is_there(old: Database, target: OrchestratorSettings) -> bool:
         async with new.read() as tx:
             if meta.name not in await tx.conn.run_sync(table_names):
                 return False
-            found = await fleet.fact(tx, "grid_id")
+            found = await facts.get(tx, "grid_id")
         async with old.read() as tx:
-            return found == await fleet.fact(tx, "grid_id")
+            return found == await facts.get(tx, "grid_id")
 
 
 async def _check_target_empty(target: OrchestratorSettings) -> None:

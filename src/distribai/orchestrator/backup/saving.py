@@ -39,7 +39,7 @@ from distribai.sections import OrchestratorSettings
 from distribai.store.blobs import BlobStore, hash_file
 from distribai.store.engine import Database, Tx
 from distribai.store.lock import FileLock
-from distribai.store.statements import fleet
+from distribai.store.statements import facts
 
 ROWS_AT_ONCE = 500
 
@@ -207,7 +207,7 @@ async def _dump(tx: Tx, layout: Layout, name: str, named: Named, told: Told) -> 
     )
     names = tables_of(revision)
     found: MetaData = await tx.conn.run_sync(lambda c: reflect(c, names))
-    grid_id = await fleet.fact(tx, "grid_id")
+    grid_id = await facts.get(tx, "grid_id")
     if grid_id is None:
         raise no_grid("no orchestrator has ever started on the database")
     tables: dict[str, Part] = {}

@@ -32,7 +32,7 @@ from distribai.orchestrator.fleet import passes
 from distribai.orchestrator.fleet.registration import not_invited, refuse_banned
 from distribai.orchestrator.secrets import hash_secret
 from distribai.store.engine import Tx
-from distribai.store.statements import fleet
+from distribai.store.statements import fleet, invites
 from distribai.wire.signing import verify_certify
 
 log = structlog.get_logger(__name__)
@@ -106,5 +106,5 @@ async def _may_join(tx: Tx, node_id: str, invite: str) -> None:
     known = await fleet.nodes_by_id(tx, [node_id])
     for node in known:
         refuse_banned(node)
-    if not known and await fleet.valid_invite(tx, hash_secret(invite)) is None:
+    if not known and await invites.valid_invite(tx, hash_secret(invite)) is None:
         raise not_invited()
