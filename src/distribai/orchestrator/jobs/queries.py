@@ -24,7 +24,7 @@ from distribai.orchestrator.records import (
     VersionRecord,
 )
 from distribai.store.engine import AnyRow
-from distribai.store.statements import jobs, records, work
+from distribai.store.statements import jobs, records, submissions, work
 from distribai.store.values import blob_or_none, ranges_from_json
 
 __all__ = [
@@ -171,7 +171,7 @@ async def _rounds(
 ) -> tuple[RoundRecord, ...]:
     async with grid.db.read() as tx:
         rows = await work.rounds_of(tx, job_id, after, limit)
-        accepted = await work.accepted_by_round(tx, job_id)
+        accepted = await submissions.accepted_by_round(tx, job_id)
     return tuple(
         RoundRecord(
             number=r.number,

@@ -12,7 +12,7 @@ from distribai.core.states import TaskState
 from distribai.orchestrator.rounds.late import kept_for_their_nodes
 from distribai.orchestrator.rounds.opening import Wanted, able_devices
 from distribai.store.engine import AnyRow, Tx
-from distribai.store.statements import work
+from distribai.store.statements import submissions, work
 
 HISTORY = 1024
 """Past arrivals that are read; the paradigm keeps the last ones of what they say."""
@@ -79,7 +79,7 @@ async def _everybody_is_gone(tx: Tx, spec: JobSpec, tasks: Sequence[AnyRow]) -> 
 async def _offsets(tx: Tx, spec: JobSpec, row: AnyRow) -> list[float]:
     """Arrival offsets of the rounds before this one, oldest first, late arrivals included."""
     how = paradigm(spec.paradigm)
-    rows = await work.arrivals(tx, row.job_id, (row.number, row.take), HISTORY)
+    rows = await submissions.arrivals(tx, row.job_id, (row.number, row.take), HISTORY)
     groups = [list(g) for _, g in groupby(rows, key=lambda r: (r.round, r.take))]
     if len(rows) == HISTORY and len(groups) > 1:
         del groups[0]  # perhaps not whole

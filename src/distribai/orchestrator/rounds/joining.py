@@ -28,7 +28,7 @@ from distribai.orchestrator.rounds.opening import (
 )
 from distribai.orchestrator.rounds.ready import Ready
 from distribai.store.engine import AnyRow, Tx
-from distribai.store.statements import fleet, jobs, work
+from distribai.store.statements import fleet, jobs, submissions, work
 
 WORTH_JOINING = 0.05
 """Share of a round that must be left: an update's bytes are the same, however little it holds."""
@@ -94,7 +94,7 @@ async def _join(grid: Grid, row: AnyRow, ready: Ready) -> bool:
             return False
         spec = tasks.spec_of(job)
         view = await view_round(tx, spec, current, grid.not_before)
-        speeds = await work.speeds(tx, job.id, row.number - SPEED_ROUNDS)
+        speeds = await submissions.speeds(tx, job.id, row.number - SPEED_ROUNDS)
         share = share_left(spec, current, tx.now, speeds.values())
         idle = await _still_idle(tx, await _idle(tx, current, ready))
         still_open = view.decision.action == "wait" and view.decision.until is None

@@ -39,7 +39,7 @@ from distribai.orchestrator.context import Grid
 from distribai.orchestrator.rounds import late, results, tasks
 from distribai.orchestrator.rounds.decisions import view_round
 from distribai.store.engine import AnyRow, Tx
-from distribai.store.statements import fleet, jobs, records, work
+from distribai.store.statements import fleet, jobs, records, submissions, work
 from distribai.store.values import blob_or_none, ranges_from_json
 
 
@@ -171,7 +171,7 @@ async def _read(grid: Grid, row: AnyRow) -> _Inputs:
     async with grid.db.read() as tx:
         job = await jobs.get(tx, row.job_id)
         base = await jobs.version(tx, row.job_id, row.number)
-        accepted = await work.submissions_of_round(tx, row.job_id, row.number, row.take)
+        accepted = await submissions.submissions_of_round(tx, row.job_id, row.number, row.take)
         nodes = await fleet.nodes_by_id(tx, {s.node_id for s in accepted})
     assert job is not None
     assert base is not None
