@@ -19,7 +19,7 @@ from distribai.orchestrator.backup import saving
 from distribai.orchestrator.backup.saving import back_up
 from distribai.orchestrator.fleet import supplies
 from distribai.orchestrator.fleet.delivery import weights_ref
-from distribai.orchestrator.jobs import commands, queries
+from distribai.orchestrator.jobs import generation, queries
 from distribai.orchestrator.people import sight
 from distribai.orchestrator.retention import collect, is_settled, let_go
 from distribai.orchestrator.rounds import merging
@@ -135,7 +135,7 @@ async def test_looks_while_a_job_runs_leave_its_nodes_what_they_were_told(world:
         await a.work()
         await world.settle()
         if number == 3:
-            sample = await commands.request_generation(world.grid, job, 2, "a", 5, 0.5, 1)
+            sample = await generation.request_generation(world.grid, job, 2, "a", 5, 0.5, 1)
             await world.settle()
     async with world.grid.db.read() as tx:
         row = await work.get_task(tx, sample)

@@ -15,7 +15,7 @@ from distribai.errors import Ambiguous, NotFound
 from distribai.orchestrator.fleet.liveness import flush
 from distribai.orchestrator.fleet.queries import summary
 from distribai.orchestrator.fleet.why import node_events, obstacles_of, resolve_node, why_node
-from distribai.orchestrator.jobs import commands
+from distribai.orchestrator.jobs import commands, generation
 from distribai.orchestrator.jobs.why import why_job
 from distribai.store.statements import fleet, sessions, watching
 from distribai.wire.machines import machine_to_wire
@@ -155,7 +155,7 @@ async def test_a_queued_task_says_why_it_has_no_device(world: World) -> None:
     node = await world.node("one")
     job_id = await world.job()
     await node.next_training()
-    await commands.request_generation(world.grid, job_id, 0, "x", 4, 0.0, 0)
+    await generation.request_generation(world.grid, job_id, 0, "x", 4, 0.0, 0)
     why = await why_job(world.grid, job_id)
     (task,) = [r for r in why.reasons if r.code == "task" and "(generate)" in r.text]
     assert "no device is free" in task.text

@@ -9,17 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from distribai.core.people import HOME, Principal
-from distribai.core.plain import Plain, canonical_json, to_plain
+from distribai.core.plain import Plain, to_plain
 from distribai.core.plan import parameter_count, validate_spec
 from distribai.core.ranges import SamplePool
 from distribai.core.spec import JobSpec
-from distribai.core.states import JOB, TASK, JobState, RoundState, TaskState, check, is_terminal
+from distribai.core.states import JOB, JobState, RoundState, TaskState, check, is_terminal
 from distribai.core.text import MAX_REASON, clean
 from distribai.core.turns import LEAST_WEIGHT, MOST_WEIGHT
 from distribai.errors import Conflict, InvalidSpec, NotFound
 from distribai.orchestrator import events
 from distribai.orchestrator.context import Grid
-from distribai.orchestrator.idempotency import Key, SameKey, key_for, made_before, once, remember
+from distribai.orchestrator.idempotency import Key, SameKey, key_for, made_before, remember
 from distribai.orchestrator.jobs import forecasting, preparation
 from distribai.orchestrator.people import admission
 from distribai.orchestrator.rounds import tasks as task_rows
@@ -28,8 +28,6 @@ from distribai.store.engine import AnyRow, Tx
 from distribai.store.statements import jobs as statements
 from distribai.store.statements import records, work
 from distribai.store.values import ranges_to_json
-
-MAX_GENERATED_TOKENS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +118,7 @@ async def create_job(
                 told["retry_of"] = origin.job_id
             await events.record(tx, "job.submitted", job_id=job_id, data=told)
             if verdict.accepted:
-                job = await _lock(tx, job_id)
+                job = await lock_job(tx, job_id)
                 await _queue(grid, tx, job, {"by": policy, "reason": verdict.reason})
     except SameKey:
         # The same request came twice at once; the other one was first, and this one is undone.
@@ -205,7 +203,7 @@ async def accept_job(grid: Grid, job_id: str, by: str) -> None:
         Conflict: ``job.state``: it was declined or has ended.
     """
     async with grid.db.write() as tx:
-        job = await _lock(tx, job_id)
+        job = await lock_job(tx, job_id)
         if job.state in (JobState.QUEUED, JobState.RUNNING, JobState.PAUSED):
             return
         await statements.change(tx, job_id, decision="")
@@ -231,7 +229,7 @@ async def decline_job(grid: Grid, job_id: str, why: str, by: str) -> None:
     """
     why = clean(why, MAX_REASON)
     async with grid.db.write() as tx:
-        job = await _lock(tx, job_id)
+        job = await lock_job(tx, job_id)
         if job.state == JobState.DECLINED:
             return
         _check(job, JobState.DECLINED, "declined")
@@ -250,7 +248,7 @@ async def cancel_job(grid: Grid, job_id: str, why: str, by: str) -> None:
     """
     why = clean(why, MAX_REASON)
     async with grid.db.write() as tx:
-        job = await _lock(tx, job_id)
+        job = await lock_job(tx, job_id)
         if job.state == JobState.CANCELLED:
             return
         _check(job, JobState.CANCELLED, "cancelled")
@@ -294,7 +292,7 @@ async def set_weight(grid: Grid, job_id: str, weight: float, by: str) -> None:
             field="weight",
         )
     async with grid.db.write() as tx:
-        job = await _lock(tx, job_id)
+        job = await lock_job(tx, job_id)
         if is_terminal(JOB, JobState(job.state)):
             raise _wrong_state(job, "weighed")
         if job.weight == weight:
@@ -306,7 +304,7 @@ async def set_weight(grid: Grid, job_id: str, weight: float, by: str) -> None:
 
 async def _switch(grid: Grid, job_id: str, new: JobState, verb: str, by: str) -> None:
     async with grid.db.write() as tx:
-        job = await _lock(tx, job_id)
+        job = await lock_job(tx, job_id)
         if job.state == new:
             return
         if new is JobState.RUNNING and job.state != JobState.PAUSED:
@@ -346,62 +344,12 @@ async def end_job(tx: Tx, job: AnyRow, new: JobState, reason: str) -> None:
     await events.record(tx, f"job.{new.value}", job_id=job.id, data={"reason": reason})
 
 
-async def request_generation(
-    grid: Grid,
-    job_id: str,
-    version: int | None,
-    prompt: str,
-    max_tokens: int,
-    temperature: float,
-    seed: int,
-    key: Key | None = None,
-) -> str:
-    """Queue a generate task from ``version`` (None: the latest) and return its id; with a key that
-    was used for the same request, that one's id.
+async def lock_job(tx: Tx, job_id: str) -> AnyRow:
+    """A job, its row locked until the end of the transaction.
 
     Raises:
-        NotFound: ``job.unknown`` or ``job.no_weights``.
-        InvalidSpec: ``spec.invalid``: a figure is out of bounds.
-        Conflict: ``http.idempotency``: the key was used for another request.
+        NotFound: ``job.unknown``.
     """
-    if not 1 <= max_tokens <= MAX_GENERATED_TOKENS or not 0 <= temperature <= 100:
-        raise InvalidSpec(
-            "spec.invalid",
-            f"Cannot generate {max_tokens} tokens at temperature {temperature}.",
-            f"Tokens: 1 to {MAX_GENERATED_TOKENS}; temperature: 0 to 100.",
-        )
-    params = {"prompt": prompt, "max_tokens": max_tokens, "temperature": temperature, "seed": seed}
-    canonical_json(params)  # refuses NaN before anything is written
-
-    async def make(tx: Tx) -> str:
-        job = await _lock(tx, job_id)
-        number = job.version if version is None else version
-        if not await statements.has_version(tx, job_id, number):
-            raise NotFound(
-                "job.no_weights",
-                f"Job {job_id} has no version {number}; its latest is {job.version}.",
-                "Wait for it, or take an earlier version.",
-            )
-        task_id = grid.new_id("task")
-        await task_rows.add(tx, task_id, job, number, "generate", params=params)
-        return task_id
-
-    task_id = await once(grid, key, make)
-    grid.wake.set()
-    return task_id
-
-
-async def withdraw_generation(grid: Grid, task_id: str, why: str) -> None:
-    """Cancel a sample that nobody waits for any more; one that has ended stays as it is."""
-    async with grid.db.write() as tx:
-        task = await work.get_task(tx, task_id)
-        assert task is not None, "tasks are never deleted"
-        if not is_terminal(TASK, TaskState(task.state)):
-            await task_rows.end(tx, task, TaskState.CANCELLED, why)
-    grid.wake.set()
-
-
-async def _lock(tx: Tx, job_id: str) -> AnyRow:
     job = await statements.lock(tx, job_id)
     if job is None:
         raise NotFound("job.unknown", f"There is no job {job_id}.", "List jobs: distribai job list")
