@@ -34,14 +34,8 @@ from distribai.orchestrator.secrets import hash_secret, new_secret
 from distribai.store import leases
 from distribai.store.engine import AnyRow, Tx
 from distribai.store.statements import facts, fleet, invites, jobs, sessions, work
-from distribai.wire.convert import (
-    MAX_NAME,
-    MAX_NAMES,
-    check_id,
-    devices_from_wire,
-    in_hand_from_wire,
-    malformed,
-)
+from distribai.wire.checks import MAX_NAME, MAX_NAMES, check_id, malformed
+from distribai.wire.convert import devices_from_wire, in_hand_from_wire
 from distribai.wire.machines import machine_from_wire
 from distribai.wire.signing import verify_register
 from distribai.wire.v1 import distribai_pb2 as pb
