@@ -24,7 +24,8 @@ from distribai.store.statements import jobs, submissions, work
 from distribai.testing.simulation import loop as virtual
 from distribai.testing.simulation.events import Event, read_events
 from distribai.testing.simulation.machines import Machine, capacity, ceiling
-from distribai.testing.simulation.node import Payload, Site, VirtualNode
+from distribai.testing.simulation.node import VirtualNode
+from distribai.testing.simulation.site import Payload, Site
 from distribai.testing.simulation.stores import InlineDatabase, PacedBlobs
 from distribai.testing.simulation.work import Workshop
 
