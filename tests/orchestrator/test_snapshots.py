@@ -15,7 +15,7 @@ from distribai.core.spec import BlobRef, JobSpec, RoundSpec, SnapshotSpec
 from distribai.errors import InvalidSpec, NotFound
 from distribai.merge.weights import open_weights, weights_hash
 from distribai.orchestrator import retention
-from distribai.orchestrator.backup import saving
+from distribai.orchestrator.backup import dumping, saving
 from distribai.orchestrator.backup.saving import back_up
 from distribai.orchestrator.fleet import supplies
 from distribai.orchestrator.fleet.delivery import weights_ref
@@ -217,7 +217,7 @@ async def test_a_backup_that_meets_a_look_reads_the_rows_again(
     assert await world.run_job(job) == "completed"
     async with world.grid.db.write() as tx:
         await facts.put_once(tx, "grid_id", world.grid.grid_id)
-    real, looks = saving.dump, 0
+    real, looks = dumping.dump, 0
 
     async def dump(*args: object) -> object:
         nonlocal looks

@@ -32,6 +32,7 @@ from distribai.orchestrator.backup.copying import (
     TargetRefuses,
     find_damaged,
 )
+from distribai.orchestrator.backup.dumping import dump
 from distribai.orchestrator.backup.existing import (
     check_resting,
     closed,
@@ -49,13 +50,7 @@ from distribai.orchestrator.backup.loading import (
     writing_in,
 )
 from distribai.orchestrator.backup.naming import Named
-from distribai.orchestrator.backup.saving import (
-    copy_named,
-    describe,
-    dump,
-    wanted_of,
-    write_files,
-)
+from distribai.orchestrator.backup.saving import copy_named, describe, wanted_of, write_files
 from distribai.sections import OrchestratorSettings
 from distribai.store.blobs import BlobStore
 from distribai.store.drivers import HIDDEN, shown
