@@ -10,12 +10,13 @@ from dataclasses import dataclass
 
 from distribai.core.people import HOME, Principal
 from distribai.core.plain import Plain, to_plain
-from distribai.core.plan import parameter_count, validate_spec
+from distribai.core.plan import parameter_count
 from distribai.core.ranges import SamplePool
 from distribai.core.spec import JobSpec
 from distribai.core.states import JOB, JobState, RoundState, TaskState, check, is_terminal
 from distribai.core.text import MAX_REASON, clean
 from distribai.core.turns import LEAST_WEIGHT, MOST_WEIGHT
+from distribai.core.validation import validate_spec
 from distribai.errors import Conflict, InvalidSpec, NotFound
 from distribai.orchestrator import events
 from distribai.orchestrator.context import Grid
