@@ -17,11 +17,12 @@ from distribai.core.states import JOB, JobState, RoundState, TaskState, check, i
 from distribai.core.text import MAX_REASON, clean
 from distribai.core.turns import LEAST_WEIGHT, MOST_WEIGHT
 from distribai.core.validation import validate_spec
-from distribai.errors import Conflict, InvalidSpec, NotFound
+from distribai.errors import Conflict, InvalidSpec
 from distribai.orchestrator import events
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.idempotency import Key, SameKey, key_for, made_before, remember
 from distribai.orchestrator.jobs import forecasting, preparation
+from distribai.orchestrator.jobs.rows import lock_job
 from distribai.orchestrator.people import admission
 from distribai.orchestrator.rounds import tasks as task_rows
 from distribai.store import leases
@@ -343,18 +344,6 @@ async def end_job(tx: Tx, job: AnyRow, new: JobState, reason: str) -> None:
         if task.phase != "generate":
             await task_rows.end(tx, task, TaskState.CANCELLED, reason)
     await events.record(tx, f"job.{new.value}", job_id=job.id, data={"reason": reason})
-
-
-async def lock_job(tx: Tx, job_id: str) -> AnyRow:
-    """A job, its row locked until the end of the transaction.
-
-    Raises:
-        NotFound: ``job.unknown``.
-    """
-    job = await statements.lock(tx, job_id)
-    if job is None:
-        raise NotFound("job.unknown", f"There is no job {job_id}.", "List jobs: distribai job list")
-    return job
 
 
 def _check(job: AnyRow, new: JobState, verb: str) -> None:

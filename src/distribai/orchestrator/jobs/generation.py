@@ -7,7 +7,7 @@ from distribai.core.states import TASK, TaskState, is_terminal
 from distribai.errors import InvalidSpec, NotFound
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.idempotency import Key, once
-from distribai.orchestrator.jobs.commands import lock_job
+from distribai.orchestrator.jobs.rows import lock_job
 from distribai.orchestrator.rounds import tasks as task_rows
 from distribai.store.engine import Tx
 from distribai.store.statements import jobs as statements
