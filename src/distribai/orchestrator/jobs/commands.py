@@ -327,16 +327,7 @@ async def end_job(tx: Tx, job: AnyRow, new: JobState, reason: str) -> None:
     await statements.set_state(tx, job.id, new, reason=reason, ended_at=tx.now)
     for row in await work.rounds_of(tx, job.id):
         if row.state in (RoundState.OPEN, RoundState.CLOSING):
-            await work.leave_round(
-                tx,
-                job.id,
-                row.number,
-                row.take,
-                RoundState(row.state),
-                RoundState.ABANDONED,
-                reason=reason,
-                closed_at=tx.now,
-            )
+            await work.leave_round(tx, row, RoundState.ABANDONED, reason=reason, closed_at=tx.now)
     left = await work.tasks_in(tx, work.OPEN_TASKS, job_id=job.id)
     await leases.lock_tasks(tx, [task.id for task in left])
     for task in left:

@@ -17,7 +17,7 @@ from distribai.orchestrator import events
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.records import MemberRecord
 from distribai.orchestrator.rounds import late, tasks
-from distribai.orchestrator.rounds.decisions import EXPECTED, view_round
+from distribai.orchestrator.rounds.decisions import EXPECTED, lock_round, view_round
 from distribai.orchestrator.rounds.opening import (
     SPEED_ROUNDS,
     AbleDevice,
@@ -86,12 +86,10 @@ async def _still_idle(tx: Tx, devices: list[AbleDevice]) -> list[AbleDevice]:
 
 async def _join(grid: Grid, row: AnyRow, ready: Ready) -> bool:
     async with grid.db.write() as tx:
-        job = await jobs.lock(tx, row.job_id)
-        current = await work.get_round(tx, row.job_id, row.number, row.take)
-        assert job is not None
-        assert current is not None
-        if current.state != RoundState.OPEN:
+        locked = await lock_round(tx, row, RoundState.OPEN)
+        if locked is None:
             return False
+        job, current = locked
         spec = tasks.spec_of(job)
         view = await view_round(tx, spec, current, grid.not_before)
         speeds = await submissions.speeds(tx, job.id, row.number - SPEED_ROUNDS)

@@ -25,7 +25,7 @@ from distribai.orchestrator import events
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.rounds import late, results, tasks
 from distribai.orchestrator.rounds.computing import Inputs, compute, read_inputs
-from distribai.orchestrator.rounds.decisions import view_round
+from distribai.orchestrator.rounds.decisions import lock_round, view_round
 from distribai.store.engine import AnyRow, Tx
 from distribai.store.statements import jobs, records, work
 
@@ -65,17 +65,15 @@ async def _decide(grid: Grid, row: AnyRow) -> bool:
     if view.decision.action == "wait" and view.decision.until == row.deadline_at:
         return False
     async with grid.db.write() as tx:
-        job = await jobs.lock(tx, row.job_id)
-        current = await work.get_round(tx, row.job_id, row.number, row.take)
-        assert job is not None
-        assert current is not None
-        if current.state != RoundState.OPEN:
+        locked = await lock_round(tx, row, RoundState.OPEN)
+        if locked is None:
             return False
+        job, current = locked
         view = await view_round(tx, tasks.spec_of(job), current, grid.not_before)
         decision = view.decision
         if decision.action == "wait" or view.checking:
             if decision.until != current.deadline_at:
-                await work.set_deadline(tx, row.job_id, row.number, row.take, decision.until)
+                await work.set_deadline(tx, row, decision.until)
                 told = {"round": row.number, "take": row.take, "until": decision.until}
                 await events.record(tx, "round.deadline", job_id=row.job_id, data=told)
                 grid.wake.set()
@@ -92,16 +90,7 @@ async def _freeze(tx: Tx, job: AnyRow, row: AnyRow, new: RoundState, reason: str
     """Close a round for new work: what is still leased is late work for the next one, and what was
     late for this one has come too late."""
     check(ROUND, RoundState(row.state), new, f"Round {row.number + 1} of job {job.id}")
-    await work.leave_round(
-        tx,
-        job.id,
-        row.number,
-        row.take,
-        RoundState(row.state),
-        new,
-        reason=reason,
-        closed_at=tx.now,
-    )
+    await work.leave_round(tx, row, new, reason=reason, closed_at=tx.now)
     await late.end_expired(tx, job)
     await events.record(
         tx,
@@ -155,15 +144,7 @@ async def _publish(grid: Grid, row: AnyRow, inputs: Inputs, merged: MergedFiles)
             base_residual_hash=inputs.base.residual_hash,
             residual_hash=merged.residual_hash,
         )
-        moved = await work.leave_round(
-            tx,
-            job.id,
-            row.number,
-            row.take,
-            RoundState.CLOSING,
-            RoundState.MERGED,
-            manifest=to_plain(record),
-        )
+        moved = await work.leave_round(tx, row, RoundState.MERGED, manifest=to_plain(record))
         if not moved:  # cancelled while it was computed
             return
         version = VersionManifest(
@@ -221,11 +202,10 @@ async def _insert_version(
 
 async def _give_up(grid: Grid, row: AnyRow, problem: DistribAIError) -> None:
     async with grid.db.write() as tx:
-        job = await jobs.lock(tx, row.job_id)
-        assert job is not None
-        current = await work.get_round(tx, row.job_id, row.number, row.take)
-        if current is None or current.state != RoundState.CLOSING:
+        locked = await lock_round(tx, row, RoundState.CLOSING)
+        if locked is None:
             return
+        job, _ = locked
         reason = f"round {row.number + 1} cannot be merged: {problem}"
         if job.state in (JobState.RUNNING, JobState.PAUSED):
             await results.fail_job(tx, job, reason)
@@ -234,11 +214,10 @@ async def _give_up(grid: Grid, row: AnyRow, problem: DistribAIError) -> None:
 async def _rest(grid: Grid, row: AnyRow, problem: DistribAIError) -> None:
     """Pause a job whose round needs a file that is damaged or gone; nothing of it is lost yet."""
     async with grid.db.write() as tx:
-        job = await jobs.lock(tx, row.job_id)
-        assert job is not None
-        current = await work.get_round(tx, row.job_id, row.number, row.take)
-        if current is None or current.state != RoundState.CLOSING:
+        locked = await lock_round(tx, row, RoundState.CLOSING)
+        if locked is None:
             return  # another replica has merged it, and its base may be gone since
+        job, _ = locked
         if job.state not in (JobState.RUNNING, JobState.PAUSED):
             return
         reason = (

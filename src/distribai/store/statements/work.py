@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import and_, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, and_, func, insert, or_, select, update
 
 from distribai.core.states import RoundState, TaskState
 from distribai.store.engine import AnyRow, Tx
@@ -81,18 +81,18 @@ async def jobs_with_rounds_in(tx: Tx, states: Collection[RoundState]) -> set[str
     return {row.job_id for row in found}
 
 
-async def leave_round(
-    tx: Tx, job_id: str, number: int, take: int, old: RoundState, new: RoundState, **values: Any
-) -> bool:
-    """Move a round from ``old`` to ``new`` if it still is there."""
+def _is(row: AnyRow) -> ColumnElement[bool]:
+    """Whether a round is that of ``row``."""
+    return and_(
+        rounds.c.job_id == row.job_id, rounds.c.number == row.number, rounds.c.take == row.take
+    )
+
+
+async def leave_round(tx: Tx, row: AnyRow, new: RoundState, **values: Any) -> bool:
+    """Move a round to ``new`` if it still is in the state that ``row`` says."""
     moved = await tx.first(
         update(rounds)
-        .where(
-            rounds.c.job_id == job_id,
-            rounds.c.number == number,
-            rounds.c.take == take,
-            rounds.c.state == old.value,
-        )
+        .where(_is(row), rounds.c.state == row.state)
         .values(state=new.value, **values)
         .returning(rounds.c.number)
     )
@@ -101,18 +101,13 @@ async def leave_round(
 
 async def add_member(tx: Tx, row: AnyRow, member: Any) -> None:
     """Record one more member of a round that is open; the caller has locked the job."""
-    key = (rounds.c.job_id == row.job_id, rounds.c.number == row.number, rounds.c.take == row.take)
-    members = await tx.scalar(select(rounds.c.members).where(*key))
-    await tx.run(update(rounds).where(*key).values(members=[*members, member]))
+    members = await tx.scalar(select(rounds.c.members).where(_is(row)))
+    await tx.run(update(rounds).where(_is(row)).values(members=[*members, member]))
 
 
-async def set_deadline(tx: Tx, job_id: str, number: int, take: int, deadline: float | None) -> None:
+async def set_deadline(tx: Tx, row: AnyRow, deadline: float | None) -> None:
     """Write when an open round merges at the latest."""
-    await tx.run(
-        update(rounds)
-        .where(rounds.c.job_id == job_id, rounds.c.number == number, rounds.c.take == take)
-        .values(deadline_at=deadline)
-    )
+    await tx.run(update(rounds).where(_is(row)).values(deadline_at=deadline))
 
 
 # ------------------------------------------------------------------ tasks
