@@ -41,7 +41,8 @@ from bench import _crowd, _processes, _streams, common
 from bench._processes import BATCH, CAP_S
 from distribai.client import AsyncClient, calls
 from distribai.orchestrator.context import Grid
-from distribai.orchestrator.jobs.commands import accept_job, create_job, request_generation
+from distribai.orchestrator.jobs.commands import accept_job, create_job
+from distribai.orchestrator.jobs.generation import request_generation
 from distribai.orchestrator.main import Orchestrator
 from distribai.sections import OrchestratorSettings
 from distribai.store.statements import work

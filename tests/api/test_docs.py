@@ -5,26 +5,18 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 
 from distribai.client import Client, calls
 from distribai.core.webhooks import sign
-from tests.http.real import RealGrid, real_grid
+from tests.http.real import RealGrid, served
+
+__all__ = ["served"]
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "api.md"
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealGrid]:
-    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
-    with real_grid(tmp_path_factory.mktemp("grid")) as grid:
-        yield grid
-    structlog.reset_defaults()
 
 
 def examples(served: RealGrid) -> tuple[dict[str, Any], list[str]]:

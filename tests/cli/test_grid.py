@@ -22,7 +22,7 @@ from distribai.store.blobs import BlobStore
 from distribai.store.engine import Database
 from distribai.store.migrate import alembic_config
 from distribai.store.migrate import migrate as migrate_schema
-from distribai.store.statements import fleet, records
+from distribai.store.statements import facts, records
 from tests.cli.conftest import Run
 from tests.store.databases import add_old_operator_token
 
@@ -42,7 +42,7 @@ def state(home: Path) -> Path:
         blobs = BlobStore.open(path / "blobs", path / "staging", max_bytes=1 << 24)
         ref: BlobRef = await blobs.put_bytes(BLOB)
         async with db.write() as tx:
-            await fleet.set_fact_once(tx, "grid_id", "grid_of_this_test")
+            await facts.put_once(tx, "grid_id", "grid_of_this_test")
             await add_old_operator_token(tx, hash_secret("dop_secret"))
             await records.add_blob(tx, ref, "data")
         await db.close()

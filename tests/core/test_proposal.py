@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from distribai.core.forecast import forecast
 from distribai.core.known import Known, Overhead
-from distribai.core.plan import validate_spec
 from distribai.core.proposal import AIM, LEAST_ROUNDS, TARGET, apply, propose
+from distribai.core.validation import validate_spec
 from tests.core.test_forecast import NOTHING, known
 from tests.core.test_plan import make_spec
 

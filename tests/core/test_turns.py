@@ -23,16 +23,7 @@ from distribai.core.turns import (
     level_of,
     standing_of,
 )
-
-
-def task(name: str, **fields: Any) -> QueuedTask:
-    defaults: dict[str, Any] = {
-        "job_id": "job",
-        "phase": "train",
-        "priority": "P2",
-        "queued_at": 0.0,
-    }
-    return QueuedTask(name, **{**defaults, **fields})
+from tests.core.test_scheduling import task
 
 
 def order(tasks: list[QueuedTask], now: float = 0.0) -> list[str]:

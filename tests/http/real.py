@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import pytest
+import structlog
 from fastapi import FastAPI
 
 from distribai.core.plain import to_plain
@@ -92,3 +94,12 @@ async def _prepare(root: Path) -> str:
     token = await keys.ensure_operator_key(db, root, os.urandom)
     await db.close()
     return token
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealGrid]:
+    """A grid for all tests of a module; its threads write nothing."""
+    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
+    with real_grid(tmp_path_factory.mktemp("grid")) as grid:
+        yield grid
+    structlog.reset_defaults()

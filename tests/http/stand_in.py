@@ -95,9 +95,8 @@ class Orchestrator:
                 "pause_job",
                 "resume_job",
                 "set_weight",
-                "request_generation",
-                "withdraw_generation",
             ],
+            "jobs.generation": ["request_generation", "withdraw_generation"],
             "jobs.queries": [
                 "resolve_job",
                 "list_jobs",

@@ -7,20 +7,19 @@ says, and never with a defect.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
 import hypothesis
-import pytest
 import schemathesis
-import structlog
 from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi import checks as openapi
 
-from tests.http.real import RealGrid, real_grid
+from tests.http.real import RealGrid, served
+
+__all__ = ["served"]
 
 EXAMPLES = int(os.environ.get("SCHEMATHESIS_EXAMPLES", "2"))
 
@@ -37,14 +36,6 @@ CHECKS: list[Any] = [
     openapi.content_type_conformance,
     openapi.response_schema_conformance,
 ]
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealGrid]:
-    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
-    with real_grid(tmp_path_factory.mktemp("grid")) as grid:
-        yield grid
-    structlog.reset_defaults()
 
 
 def test_every_operation_answers_as_it_is_described(served: RealGrid) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,20 +15,12 @@ from distribai.core.tasks import Assignment, OwnWork
 from distribai.node.feedback import FeedbackStore
 from distribai.node.keeping import Keeper
 from distribai.wire.v1 import distribai_pb2 as pb
-from tests.node.helpers import CAP_S, SPEC, BlobServer, assignment, eventually, ref_of, serving
+from tests.node.helpers import CAP_S, SPEC, assignment, eventually, ref_of
 from tests.node.test_daemon import Grid, grid
 from tests.node.test_feedback import MODEL
-from tests.node.test_package import PLACE, Bench
+from tests.node.test_package import PLACE, Bench, bench
 
-__all__ = ["grid"]
-
-
-@pytest.fixture
-async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
-    async with serving(BlobServer()) as server:
-        made = Bench(tmp_path, server)
-        yield made
-        await made.close()
+__all__ = ["bench", "grid"]
 
 
 def task(name: str, *own: str, how: str = "train", **changes: Any) -> Assignment:

@@ -19,7 +19,7 @@ from distribai.merge.feedback import Feedback, open_residual, passing
 from distribai.merge.weights import Weights
 from distribai.node.feedback import FeedbackStore
 from distribai.orchestrator.fleet.delivery import weights_ref
-from distribai.store.statements import jobs, work
+from distribai.store.statements import jobs, submissions
 from distribai.training.versions import CanonicalCopy
 from tests.orchestrator.harness import FakeNode, World
 
@@ -108,7 +108,7 @@ class SilentNode(FakeNode):
         """What was learned but neither merged nor kept, by element; how many of its deltas were
         merged, and how many were not. ``task`` is any of the job's, as a pattern for the next."""
         async with self.world.grid.db.read() as tx:
-            own = await work.own_work(tx, job_id, self.id, 10**6)
+            own = await submissions.own_work(tx, job_id, self.id, 10**6)
         fates = tuple(OwnWork(*key, merged) for key, merged in own.items())
         merged = [w for w in fates if w.merged and (w.task_id, w.attempt) in self.sent]
         next_task = Assignment(

@@ -20,7 +20,7 @@ from distribai.orchestrator.fleet.liveness import after_start
 from distribai.orchestrator.jobs import queries
 from distribai.sections import OrchestratorSettings
 from distribai.store.engine import Database
-from distribai.store.statements import fleet
+from distribai.store.statements import facts
 from distribai.store.tables import metadata
 from tests.orchestrator.harness import FakeNode, World
 from tests.orchestrator.test_whole_job import assert_every_position_once
@@ -46,7 +46,7 @@ def place(root: Path, url: str = "", blobs: str = "") -> OrchestratorSettings:
 async def started(world: World, nodes: str = "abc") -> tuple[str, list[FakeNode]]:
     """A job whose first round is merged and whose second one is at work."""
     async with world.grid.db.write() as tx:
-        await fleet.set_fact_once(tx, "grid_id", world.grid.grid_id)
+        await facts.put_once(tx, "grid_id", world.grid.grid_id)
     made = [await world.node(name) for name in nodes]
     job_id = await world.job()
     while (await queries.show_job(world.grid, job_id)).version < 1:

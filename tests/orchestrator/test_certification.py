@@ -22,7 +22,7 @@ from distribai.orchestrator import callers, certificates
 from distribai.orchestrator.certificates import Authority, check_shown, node_certificate
 from distribai.orchestrator.fleet import certification, passes, standing
 from distribai.orchestrator.fleet.certification import Wanted
-from distribai.store.statements import fleet
+from distribai.store.statements import invites
 from distribai.wire.signing import sign_certify
 from tests.orchestrator.harness import FakeNode, World, breathe
 
@@ -231,12 +231,12 @@ async def test_an_invite_is_looked_at_and_used_up_by_registering_alone(world: Wo
     asking(world)
     secret = "once-only-invite"
     async with world.grid.db.write() as tx:
-        await fleet.add_invite(tx, "inv_once", certification.hash_secret(secret), uses_left=1)
+        await invites.add_invite(tx, "inv_once", certification.hash_secret(secret), uses_left=1)
     key = Ed25519PrivateKey.generate()
     for _ in range(2):
         assert await code(world, await wanted(world, key, invite=secret)) == ""
     async with world.grid.db.write() as tx:
-        assert await fleet.use_invite(tx, certification.hash_secret(secret)) is not None
+        assert await invites.use_invite(tx, certification.hash_secret(secret)) is not None
     assert await code(world, await wanted(world, key, invite=secret)) == "node.invite"
 
 

@@ -11,7 +11,7 @@ from distribai.errors import Ambiguous, Conflict, DistribAIError, Integrity, Not
 from distribai.merge.version0 import make_version0
 from distribai.merge.weights import write_weights
 from distribai.orchestrator.fleet.queries import summary
-from distribai.orchestrator.jobs import commands, queries
+from distribai.orchestrator.jobs import commands, generation, queries
 from distribai.store.tables import datasets, jobs
 from tests.orchestrator.harness import MICRO, World
 
@@ -223,7 +223,7 @@ async def test_a_sample_is_generated_by_a_node_and_waited_for(world: World) -> N
     a = await world.node("a")
     job_id = await world.job(steps=2)
     await world.run_job(job_id)
-    task_id = await commands.request_generation(world.grid, job_id, None, "def ", 5, 0.8, 1)
+    task_id = await generation.request_generation(world.grid, job_id, None, "def ", 5, 0.8, 1)
     waiting = asyncio.create_task(queries.wait_for_task(world.grid, task_id, 100.0))
     await world.settle()
     task = a.only_task("generate")
@@ -238,22 +238,22 @@ async def test_a_sample_is_generated_by_a_node_and_waited_for(world: World) -> N
     assert version == 0
     assert await world.grid.blobs.exists(blob.sha256)
     with pytest.raises(NotFound):
-        await commands.request_generation(world.grid, job_id, 9, "", 5, 0.8, 1)
+        await generation.request_generation(world.grid, job_id, 9, "", 5, 0.8, 1)
     with pytest.raises(NotFound):
         await queries.weights_blob(world.grid, job_id, 9)
     with pytest.raises(DistribAIError):
-        await commands.request_generation(world.grid, job_id, None, "", 0, 0.8, 1)
+        await generation.request_generation(world.grid, job_id, None, "", 0, 0.8, 1)
 
 
 async def test_waiting_for_a_task_ends_at_its_time(world: World) -> None:
     job_id = await world.job()
-    task_id = await commands.request_generation(world.grid, job_id, None, "def ", 5, 0.8, 1)
+    task_id = await generation.request_generation(world.grid, job_id, None, "def ", 5, 0.8, 1)
     assert (await queries.wait_for_task(world.grid, task_id, 0.0)).state == "queued"
     with pytest.raises(NotFound):
         await queries.show_task(world.grid, "task_nothing")
-    await commands.withdraw_generation(world.grid, task_id, "nobody waits")
+    await generation.withdraw_generation(world.grid, task_id, "nobody waits")
     assert (await queries.show_task(world.grid, task_id)).state == "cancelled"
-    await commands.withdraw_generation(world.grid, task_id, "nobody waits")
+    await generation.withdraw_generation(world.grid, task_id, "nobody waits")
     node = await world.node("late")
     await world.settle()
     assert "generate" not in {t.phase for t in node.tasks.values()}

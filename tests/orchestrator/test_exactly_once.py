@@ -11,8 +11,8 @@ from distribai.core.spec import BlobRef, RoundSpec
 from distribai.core.tasks import Outcome
 from distribai.orchestrator.jobs import queries
 from distribai.orchestrator.rounds.verifying import without
-from distribai.store.statements import jobs, work
-from distribai.store.tables import submissions
+from distribai.store.statements import jobs, submissions
+from distribai.store.tables import submissions as table
 from tests.orchestrator.harness import FakeNode, World
 from tests.orchestrator.test_whole_job import assert_every_position_once, consumed
 
@@ -44,7 +44,7 @@ async def test_the_same_result_again_counts_once_and_gets_the_same_answer(world:
     await a.report(outcome)
     assert [ack.counted for ack in a.acks] == [True, True]
     async with world.grid.db.read() as tx:
-        assert len(await work.submissions_of_round(tx, job_id, 0, 0)) == 1
+        assert len(await submissions.submissions_of_round(tx, job_id, 0, 0)) == 1
 
 
 async def test_a_node_cannot_report_for_another(world: World) -> None:
@@ -212,9 +212,9 @@ async def test_the_primary_key_alone_lets_a_task_count_once(world: World) -> Non
     await a.work("train")
     await world.settle()
     async with world.grid.db.write() as tx:
-        (row,) = await work.submissions_of_round(tx, job_id, 0, 0)
-        values = {k: v for k, v in row._mapping.items() if k in submissions.c}
-        assert not await work.add_submission(tx, **values)
+        (row,) = await submissions.submissions_of_round(tx, job_id, 0, 0)
+        values = {k: v for k, v in row._mapping.items() if k in table.c}
+        assert not await submissions.add_submission(tx, **values)
 
 
 @given(

@@ -9,15 +9,15 @@ from pathlib import Path
 
 from distribai.orchestrator.fleet.tokens import INVITE_FILE, STANDING_INVITE, ensure_invite
 from distribai.store.engine import Database
-from distribai.store.statements import fleet, people
+from distribai.store.statements import facts, invites
 from tests.orchestrator.harness import World
 
 
 async def standing(db: Database) -> tuple[int, str]:
     """How many invites there are, and which is the standing one."""
     async with db.read() as tx:
-        found = await people.invites_page(tx, 100)
-        fact = await fleet.fact(tx, STANDING_INVITE)
+        found = await invites.invites_page(tx, 100)
+        fact = await facts.get(tx, STANDING_INVITE)
     assert fact is not None
     return len(found), fact
 
@@ -47,7 +47,7 @@ async def test_replicas_with_one_directory_of_keys_print_one_invite(
 ) -> None:
     db, keys = any_world.grid.db, place(tmp_path, "keys")
     async with db.write() as tx:
-        assert await people.revoke_invite(tx, (await standing(db))[1])
+        assert await invites.revoke_invite(tx, (await standing(db))[1])
     one, two = place(tmp_path, "one"), place(tmp_path, "two")
     fresh = await ensure_invite(db, one, os.urandom, str(keys))
     assert fresh not in ("", any_world.invite)
@@ -62,7 +62,7 @@ async def test_of_replicas_that_start_together_one_makes_the_invite(
 ) -> None:
     db = any_world.grid.db
     async with db.write() as tx:
-        assert await people.revoke_invite(tx, (await standing(db))[1])
+        assert await invites.revoke_invite(tx, (await standing(db))[1])
     places = [place(tmp_path, str(i)) for i in range(3)]
     made = await asyncio.gather(*(ensure_invite(db, p, os.urandom) for p in places))
     assert sorted(bool(text) for text in made) == [False, False, True]
@@ -73,6 +73,6 @@ async def test_a_file_of_an_earlier_release_stays_the_invite(any_world: World) -
     db = any_world.grid.db
     _, before = await standing(db)
     async with db.write() as tx:
-        await fleet.drop_fact(tx, STANDING_INVITE)
+        await facts.drop(tx, STANDING_INVITE)
     assert await ensure_invite(db, any_world.root, os.urandom) == any_world.invite
     assert await standing(db) == (1, before)

@@ -16,8 +16,8 @@ from distribai.merge.delta import open_delta
 from distribai.merge.manifests import RoundManifest, replay_round
 from distribai.orchestrator.jobs import commands, queries
 from distribai.store.engine import AnyRow
-from distribai.store.statements import jobs, work
-from distribai.store.tables import submissions
+from distribai.store.statements import jobs, submissions, work
+from distribai.store.tables import submissions as table
 from distribai.testing.audit import audit
 from tests.orchestrator.harness import FakeNode, World
 from tests.orchestrator.invariants import check_all, read_all
@@ -88,7 +88,9 @@ async def test_who_was_unreachable_at_the_close_is_merged_one_version_later_for_
     await world.settle()
     async with world.grid.db.read() as tx:
         (late,) = [
-            s for s in await work.submissions_of_round(tx, job_id, 1, 0) if s.base_version < 1
+            s
+            for s in await submissions.submissions_of_round(tx, job_id, 1, 0)
+            if s.base_version < 1
         ]
     assert (late.task_id, late.base_version, late.round) == (missing.task_id, 0, 1)
     merged = (await queries.list_rounds(world.grid, job_id))[-2]
@@ -130,7 +132,7 @@ async def test_who_comes_back_with_a_checkpoint_hands_it_in_and_goes_on_with_the
     found = audit(world.root, job_id)
     assert found.ok, found.problems
     async with world.grid.db.write() as tx:
-        await tx.run(update(submissions).values(base_version=1))
+        await tx.run(update(table).values(base_version=1))
     assert not audit(world.root, job_id).ok, "it looks at where work started from"
 
 

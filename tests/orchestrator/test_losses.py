@@ -181,7 +181,7 @@ async def test_a_round_that_everybody_left_opens_again_with_whoever_comes(world:
 
 async def test_a_merge_that_was_cut_off_is_done_again_to_the_same_bytes(world: World) -> None:
     from distribai.core.states import RoundState
-    from distribai.orchestrator.rounds import merging
+    from distribai.orchestrator.rounds import computing, merging
     from distribai.store.statements import work
 
     a = await world.node("a")
@@ -194,10 +194,10 @@ async def test_a_merge_that_was_cut_off_is_done_again_to_the_same_bytes(world: W
         row = await work.get_round(tx, job_id, 0, 0)
     assert row is not None
     assert await merging._decide(world.grid, row)
-    inputs = await merging._read(world.grid, row)
+    inputs = await computing.read_inputs(world.grid, row)
     scratch = world.grid.scratch / "first"
     scratch.mkdir()
-    first = await merging._compute(world.grid, row, inputs, scratch)
+    first = await computing.compute(world.grid, row, inputs, scratch)
     async with world.grid.db.read() as tx:
         row = await work.get_round(tx, job_id, 0, 0)
     assert row is not None

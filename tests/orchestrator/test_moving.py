@@ -23,7 +23,7 @@ from distribai.store.drivers import shown
 from distribai.store.engine import Database
 from distribai.store.lock import FileLock
 from distribai.store.migrate import migrate
-from distribai.store.statements import fleet, records
+from distribai.store.statements import facts, records
 from tests.orchestrator.harness import World
 from tests.orchestrator.test_backup import (
     Stop,
@@ -55,7 +55,7 @@ async def with_a_blob(world: World, data: bytes = b"weights") -> BlobRef:
     """A grid that has nothing but one blob and a row that names it."""
     ref = await world.grid.blobs.put_bytes(data)
     async with world.grid.db.write() as tx:
-        await fleet.set_fact_once(tx, "grid_id", world.grid.grid_id)
+        await facts.put_once(tx, "grid_id", world.grid.grid_id)
         await records.add_blob(tx, ref, "data")
     return ref
 
@@ -324,7 +324,7 @@ async def test_a_replica_that_slipped_through_ends_with_its_next_lease(
             ]
             await asyncio.wait(late, timeout=0.5)
             assert not any(task.done() for task in late), "they wait for the move"
-            await fleet.set_fact(tx, MOVED, "elsewhere")
+            await facts.put(tx, MOVED, "elsewhere")
         for ended in await asyncio.gather(*late, return_exceptions=True):
             assert isinstance(ended, Conflict)
             assert ended.code == "grid.moved"
@@ -343,7 +343,7 @@ async def test_the_process_ends_when_the_grid_is_here_no_more(
     await orchestrator.start()
     try:
         async with orchestrator.grid.db.write() as tx:
-            await fleet.set_fact(tx, MOVED, "elsewhere")
+            await facts.put(tx, MOVED, "elsewhere")
         with pytest.raises(Conflict) as caught:
             await asyncio.wait_for(orchestrator.watch(), 180)
         assert caught.value.code == "grid.moved"

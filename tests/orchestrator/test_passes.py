@@ -18,7 +18,7 @@ from distribai.orchestrator import callers
 from distribai.orchestrator.fleet import passes
 from distribai.orchestrator.fleet.liveness import flush
 from distribai.orchestrator.fleet.registration import MODE, OPEN
-from distribai.store.statements import fleet
+from distribai.store.statements import facts, fleet
 from distribai.store.tables import meta, nodes, sessions
 from tests.orchestrator.harness import FakeNode, World, breathe
 
@@ -252,7 +252,7 @@ async def test_no_private_key_and_no_token_lies_in_the_database(world: World) ->
 
 async def test_a_stranger_of_an_open_grid_begins_on_probation(world: World) -> None:
     async with world.grid.db.write() as tx:
-        await fleet.set_fact(tx, MODE, OPEN)
+        await facts.put(tx, MODE, OPEN)
     stranger = await world.node("a")
     async with world.grid.db.read() as tx:
         assert await fleet.standing(tx, stranger.id) == "probation"

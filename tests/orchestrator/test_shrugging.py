@@ -9,7 +9,7 @@ import pytest
 from distribai.core.spec import RoundSpec
 from distribai.orchestrator.jobs import commands, queries
 from distribai.store.blobs import blob_key
-from distribai.store.statements import work
+from distribai.store.statements import submissions, work
 from tests.orchestrator.harness import World
 from tests.orchestrator.test_whole_job import assert_every_position_once
 
@@ -113,7 +113,7 @@ async def test_a_round_below_its_minimum_is_opened_again_and_keeps_what_was_acce
     assert [(r.number, r.take, r.state) for r in rounds] == [(0, 0, "abandoned"), (0, 1, "open")]
     assert (await queries.show_job(world.grid, job_id)).version == 0
     async with world.grid.db.read() as tx:
-        (again,) = await work.submissions_of_round(tx, job_id, 0, 1)
+        (again,) = await submissions.submissions_of_round(tx, job_id, 0, 1)
     assert again.task_id == kept.task_id
     fresh = await a.next_training()
     assert set(fresh.samples) == set(lost.samples), "they are trained again first"

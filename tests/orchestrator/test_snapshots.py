@@ -15,17 +15,17 @@ from distribai.core.spec import BlobRef, JobSpec, RoundSpec, SnapshotSpec
 from distribai.errors import InvalidSpec, NotFound
 from distribai.merge.weights import open_weights, weights_hash
 from distribai.orchestrator import retention
-from distribai.orchestrator.backup import saving
+from distribai.orchestrator.backup import dumping, saving
 from distribai.orchestrator.backup.saving import back_up
 from distribai.orchestrator.fleet import supplies
 from distribai.orchestrator.fleet.delivery import weights_ref
-from distribai.orchestrator.jobs import commands, queries
+from distribai.orchestrator.jobs import generation, queries
 from distribai.orchestrator.people import sight
 from distribai.orchestrator.retention import collect, is_settled, let_go
 from distribai.orchestrator.rounds import merging
 from distribai.orchestrator.rounds.tasks import spec_of
 from distribai.store.blobs import blob_key
-from distribai.store.statements import fleet, holdings, jobs, records, snapshots, work
+from distribai.store.statements import facts, holdings, jobs, records, snapshots, work
 from distribai.testing.audit import audit
 from distribai.training.versions import CanonicalCopy
 from tests.orchestrator.harness import World
@@ -135,7 +135,7 @@ async def test_looks_while_a_job_runs_leave_its_nodes_what_they_were_told(world:
         await a.work()
         await world.settle()
         if number == 3:
-            sample = await commands.request_generation(world.grid, job, 2, "a", 5, 0.5, 1)
+            sample = await generation.request_generation(world.grid, job, 2, "a", 5, 0.5, 1)
             await world.settle()
     async with world.grid.db.read() as tx:
         row = await work.get_task(tx, sample)
@@ -216,8 +216,8 @@ async def test_a_backup_that_meets_a_look_reads_the_rows_again(
     job = await world.job(await quiet(world))
     assert await world.run_job(job) == "completed"
     async with world.grid.db.write() as tx:
-        await fleet.set_fact_once(tx, "grid_id", world.grid.grid_id)
-    real, looks = saving.dump, 0
+        await facts.put_once(tx, "grid_id", world.grid.grid_id)
+    real, looks = dumping.dump, 0
 
     async def dump(*args: object) -> object:
         nonlocal looks

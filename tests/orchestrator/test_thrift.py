@@ -11,7 +11,7 @@ from sqlalchemy import Executable, event
 
 from distribai.orchestrator.duties import ASK_S, PROMPT
 from distribai.orchestrator.jobs import queries
-from distribai.orchestrator.jobs.commands import request_generation
+from distribai.orchestrator.jobs.generation import request_generation
 from distribai.orchestrator.rounds.joining import join_rounds
 from distribai.orchestrator.rounds.opening import open_rounds
 from distribai.orchestrator.rounds.ready import Ready

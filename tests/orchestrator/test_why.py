@@ -15,9 +15,9 @@ from distribai.errors import Ambiguous, NotFound
 from distribai.orchestrator.fleet.liveness import flush
 from distribai.orchestrator.fleet.queries import summary
 from distribai.orchestrator.fleet.why import node_events, obstacles_of, resolve_node, why_node
-from distribai.orchestrator.jobs import commands
+from distribai.orchestrator.jobs import commands, generation
 from distribai.orchestrator.jobs.why import why_job
-from distribai.store.statements import fleet, watching
+from distribai.store.statements import fleet, sessions, watching
 from distribai.wire.machines import machine_to_wire
 from tests.orchestrator.harness import World
 
@@ -155,7 +155,7 @@ async def test_a_queued_task_says_why_it_has_no_device(world: World) -> None:
     node = await world.node("one")
     job_id = await world.job()
     await node.next_training()
-    await commands.request_generation(world.grid, job_id, 0, "x", 4, 0.0, 0)
+    await generation.request_generation(world.grid, job_id, 0, "x", 4, 0.0, 0)
     why = await why_job(world.grid, job_id)
     (task,) = [r for r in why.reasons if r.code == "task" and "(generate)" in r.text]
     assert "no device is free" in task.text
@@ -175,7 +175,7 @@ async def test_who_has_no_obstacle_is_whom_the_scheduler_reads(any_world: World)
                     intent=intent.value,
                 )
                 if ended:
-                    await fleet.end_sessions(tx, node.id)
+                    await sessions.end_sessions(tx, node.id)
                 able = {row.id for row in await fleet.able_nodes(tx)}
                 row = await watching.node(tx, node.id)
                 assert row is not None
@@ -183,7 +183,7 @@ async def test_who_has_no_obstacle_is_whom_the_scheduler_reads(any_world: World)
             assert clear is (node.id in able), (liveness, standing, intent, ended)
         async with any_world.grid.db.write() as tx:
             session = f"ses_{liveness}{standing}{intent}"
-            await fleet.open_session(tx, session, node.id, session, "holder")
+            await sessions.open_session(tx, session, node.id, session, "holder")
 
 
 async def test_a_node_has_an_event_feed_of_its_own(any_world: World) -> None:

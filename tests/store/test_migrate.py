@@ -15,7 +15,7 @@ from distribai.errors import Conflict
 from distribai.orchestrator.people import access, keys
 from distribai.store.engine import Database
 from distribai.store.migrate import alembic_config, migrate
-from distribai.store.statements import fleet
+from distribai.store.statements import invites
 from distribai.store.tables import metadata
 
 
@@ -69,7 +69,7 @@ async def test_the_jobs_nodes_and_keys_of_a_grid_without_people_go_to_its_operat
         holder = await access.holder_of(tx, "ab" * 32)
         assert holder is not None
         assert holder.principal.operator
-        used = await fleet.use_invite(tx, "cd" * 32)
+        used = await invites.use_invite(tx, "cd" * 32)
         assert used is not None
         assert (used.id, used.account_id, used.trusted) == ("inv_a", OPERATOR, None)
         assert await access.holder_of(tx, "ef" * 32) is None, "it was revoked before"

@@ -10,7 +10,7 @@ import pytest
 from distribai.core.spec import RoundSpec
 from distribai.orchestrator import main as orchestrator
 from distribai.orchestrator.rounds import results
-from distribai.store.statements import work
+from distribai.store.statements import submissions
 from distribai.testing import sabotage
 from distribai.testing.audit import audit
 from tests.orchestrator.harness import World
@@ -22,8 +22,8 @@ async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     """A grid whose protections are put back afterwards."""
     for room, name in (
         (results, "_take"),
-        (work, "add_submission"),
-        (work, "has_submission"),
+        (submissions, "add_submission"),
+        (submissions, "has_submission"),
         (orchestrator, "migrate"),
     ):
         monkeypatch.setattr(room, name, getattr(room, name))

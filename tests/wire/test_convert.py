@@ -20,7 +20,7 @@ from distribai.core.tasks import (
     WeightsRef,
 )
 from distribai.errors import Conflict, NotAllowed, ProtocolMismatch, Unavailable
-from distribai.wire import convert
+from distribai.wire import checks, convert
 from distribai.wire.endings import end_of, error_of
 from distribai.wire.machines import machine_from_wire, machine_to_wire
 from distribai.wire.v1 import distribai_pb2 as pb
@@ -137,13 +137,13 @@ def test_a_malformed_assignment_is_refused(
     st.builds(
         Outcome,
         task_id=st.from_regex(r"[a-z0-9_]{1,64}", fullmatch=True),
-        attempt=st.integers(1, convert.MAX_INT),
+        attempt=st.integers(1, checks.MAX_INT),
         status=st.sampled_from(["done", "failed"]),
         delta=st.none() | st.just(A),
         samples=st.lists(st.builds(lambda s, n: SampleRange(s, s + n), st.integers(0, 2**60),
                                    st.integers(1, 2**20)), max_size=4).map(tuple),
-        steps=st.integers(0, convert.MAX_INT),
-        tokens=st.integers(0, convert.MAX_BIG),
+        steps=st.integers(0, checks.MAX_INT),
+        tokens=st.integers(0, checks.MAX_BIG),
         metrics=st.dictionaries(st.text(max_size=4),
                                 st.floats(allow_nan=False, allow_infinity=False), max_size=3),
         text=st.text(max_size=10),

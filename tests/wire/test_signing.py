@@ -14,7 +14,7 @@ from distribai.core.ranges import SampleRange
 from distribai.core.spec import BlobRef
 from distribai.core.tasks import Outcome
 from distribai.errors import NotAllowed
-from distribai.wire import convert, signing
+from distribai.wire import checks, convert, signing
 from distribai.wire.v1 import distribai_pb2 as pb
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
@@ -73,7 +73,7 @@ def test_something_that_is_no_key_is_refused(public: bytes) -> None:
         st.text(max_size=5), st.floats(allow_nan=False, allow_infinity=False) | st.integers(0, 9)
     ),
     reason=st.text(max_size=20),
-    tokens=st.integers(0, convert.MAX_BIG),
+    tokens=st.integers(0, checks.MAX_BIG),
 )
 def test_a_signature_survives_the_wire(metrics: dict[str, float], reason: str, tokens: int) -> None:
     outcome = dataclasses.replace(OUTCOME, metrics=metrics, reason=reason, tokens=tokens)

@@ -30,7 +30,6 @@ from distribai.api.recipe_problems import as_invalid_spec, near_miss
 from distribai.core.architectures import config_from, family
 from distribai.core.codecs import CodecStage
 from distribai.core.plain import from_plain, to_plain
-from distribai.core.plan import validate_spec
 from distribai.core.spec import (
     BlobRef,
     DataSpec,
@@ -44,6 +43,7 @@ from distribai.core.spec import (
     ScheduleSpec,
     SnapshotSpec,
 )
+from distribai.core.validation import validate_spec
 from distribai.errors import InvalidSpec
 
 DEFAULT_FAMILY = "decoder_transformer"
@@ -178,7 +178,7 @@ class Recipe(BaseModel):
 
         Raises:
             InvalidSpec: the figures or the architecture are not possible, see
-                :func:`distribai.core.plan.validate_spec`.
+                :func:`distribai.core.validation.validate_spec`.
             KeyError: ``blobs`` lack a path.
         """
         data = DataSpec(

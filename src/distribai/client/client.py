@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -12,26 +11,18 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import httpx
-from pydantic import ValidationError
 
-from distribai import __version__, tls
 from distribai.api import answers
 from distribai.api import why as why_answers
-from distribai.client import calls, problems
+from distribai.client import calls, http, problems
 from distribai.client.calls import Call
 from distribai.client.following import Follower
 from distribai.client.people import People
 from distribai.client.transfer import Transfer
 from distribai.core.spec import BlobRef, JobSpec
-from distribai.errors import DistribAIError, ProtocolMismatch, UsageError
+from distribai.errors import DistribAIError
 
 T = TypeVar("T")
-
-TIMEOUT_S = 30.0
-"""What an answer may take, beyond what the server was asked to wait."""
-
-CONNECT_S = 5.0
-"""What a connection may take."""
 
 
 class Client:
@@ -58,7 +49,7 @@ class Client:
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         self.url = url
-        self._http = httpx.Client(**_options(url, token, ca), transport=transport)
+        self._http = httpx.Client(**http.options(url, token, ca), transport=transport)
         self.blobs = Transfer(self._http, url)
         self.people = People(self.send)
 
@@ -80,10 +71,10 @@ class Client:
     def send(self, call: Call[T]) -> T:
         """Make one request."""
         try:
-            response = self._http.request(**_request(call))
+            response = self._http.request(**http.request(call))
         except httpx.HTTPError as problem:
             raise problems.unreachable(self.url, problem) from problem
-        return _read(call, response)
+        return http.read(call, response)
 
     def health(self) -> answers.GridSummary:
         """The grid's health."""
@@ -91,7 +82,7 @@ class Client:
 
     def nodes(self) -> list[answers.NodeRecord]:
         """All nodes that ever joined, by id."""
-        return list(self._pages(lambda cursor: calls.nodes(cursor=cursor)))
+        return list(http.pages(self.send, lambda cursor: calls.nodes(cursor=cursor)))
 
     def node_why(self, ref: str) -> why_answers.NodeWhy:
         """What a node (id, unique prefix or name) holds, and why it gets no more."""
@@ -110,7 +101,7 @@ class Client:
 
     def jobs(self, state: str | None = None) -> Iterator[answers.JobSummary]:
         """All jobs, newest first, page by page."""
-        return self._pages(lambda cursor: calls.jobs(state, cursor=cursor))
+        return http.pages(self.send, lambda cursor: calls.jobs(state, cursor=cursor))
 
     def job(self, ref: str) -> answers.JobRecord:
         """One job by id, unique prefix or name."""
@@ -158,15 +149,15 @@ class Client:
 
     def rounds(self, ref: str) -> list[answers.RoundRecord]:
         """All rounds."""
-        return list(self._pages(lambda cursor: calls.rounds(ref, cursor=cursor)))
+        return list(http.pages(self.send, lambda cursor: calls.rounds(ref, cursor=cursor)))
 
     def tasks(self, ref: str) -> Iterator[answers.TaskRecord]:
         """All tasks, oldest first, page by page."""
-        return self._pages(lambda cursor: calls.tasks(ref, cursor=cursor))
+        return http.pages(self.send, lambda cursor: calls.tasks(ref, cursor=cursor))
 
     def versions(self, ref: str) -> list[answers.VersionRecord]:
         """All versions."""
-        return list(self._pages(lambda cursor: calls.versions(ref, cursor=cursor)))
+        return list(http.pages(self.send, lambda cursor: calls.versions(ref, cursor=cursor)))
 
     def events(self, ref: str, after: str = "") -> list[answers.EventRecord]:
         """Some events of a job behind ``after``, at most 200; of the grid or a node, and with other
@@ -237,7 +228,7 @@ class Client:
 
     def webhooks(self) -> Iterator[answers.WebhookRecord]:
         """All webhooks, page by page."""
-        return self._pages(lambda cursor: calls.webhooks(cursor=cursor))
+        return http.pages(self.send, lambda cursor: calls.webhooks(cursor=cursor))
 
     def webhook(self, webhook_id: str) -> answers.WebhookRecord:
         """One webhook."""
@@ -257,7 +248,7 @@ class Client:
 
     def deliveries(self, webhook_id: str) -> Iterator[answers.DeliveryRecord]:
         """The log of a webhook's deliveries, newest first, page by page."""
-        return self._pages(lambda cursor: calls.deliveries(webhook_id, cursor=cursor))
+        return http.pages(self.send, lambda cursor: calls.deliveries(webhook_id, cursor=cursor))
 
     def upload(self, path: Path, progress: Callable[[int, int], None] | None = None) -> BlobRef:
         """Upload a file by its hash, unless the grid has it already; see ``Transfer.upload``."""
@@ -276,15 +267,6 @@ class Client:
         headers, blob = self.blobs.download(calls.job_path(ref, "/weights"), out, params, progress)
         return int(headers["X-DistribAI-Version"]), blob
 
-    def _pages(self, call: Callable[[str], Call[answers.Page[T]]]) -> Iterator[T]:
-        cursor = ""
-        while True:
-            page = self.send(call(cursor))
-            yield from page.items
-            cursor = page.next_cursor
-            if not cursor:
-                return
-
 
 class AsyncClient:
     """The awaited client: ``await client.send(calls.job("my-model"))``, and likewise with
@@ -299,7 +281,7 @@ class AsyncClient:
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self.url = url
-        self._http = httpx.AsyncClient(**_options(url, token, ca), transport=transport)
+        self._http = httpx.AsyncClient(**http.options(url, token, ca), transport=transport)
 
     async def __aenter__(self) -> Self:
         return self
@@ -319,10 +301,10 @@ class AsyncClient:
     async def send(self, call: Call[T]) -> T:
         """Make one request."""
         try:
-            response = await self._http.request(**_request(call))
+            response = await self._http.request(**http.request(call))
         except httpx.HTTPError as problem:
             raise problems.unreachable(self.url, problem) from problem
-        return _read(call, response)
+        return http.read(call, response)
 
     async def pages(self, call: Callable[[str], Call[answers.Page[T]]]) -> AsyncIterator[T]:
         """Every entry of a list, page by page: ``pages(lambda c: calls.jobs(cursor=c))``."""
@@ -372,78 +354,3 @@ class AsyncClient:
                 on_trouble(problem)
             trouble = True
             await sleep(pause)
-
-
-def _options(url: str, token: str, ca: str) -> dict[str, Any]:
-    """Arguments of both httpx clients.
-
-    Raises:
-        UsageError: ``url`` is no http(s) address, or one without TLS though a CA is named, or the
-            token cannot stand in a header.
-        Integrity: ``grid.ca``: ``ca`` is no certificate.
-    """
-    try:
-        parsed = httpx.URL(url)
-    except httpx.InvalidURL as problem:
-        raise _bad_url(url, str(problem)) from problem
-    if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise _bad_url(url, "it does not begin with http:// or https:// and a host")
-    if ca and parsed.scheme != "https":
-        raise _bad_url(url, "a certificate authority is named, and it does not begin with https://")
-    if not token.isascii() or not token.isprintable() or " " in token:
-        raise UsageError(
-            "config.invalid",
-            "The token has characters that no token has.",
-            "Copy it again from where it was told, or `distribai login` again.",
-            field="client.token",
-        )
-    headers = {"User-Agent": f"distribai/{__version__}", "Accept": "application/json"}
-    if token:
-        headers["Authorization"] = f"Bearer {token}"
-    return {
-        "base_url": parsed,
-        "headers": headers,
-        "timeout": httpx.Timeout(TIMEOUT_S, connect=CONNECT_S),
-        # A loopback orchestrator is never behind the proxy that the environment names, and making
-        # a TLS context takes longer than a plain request.
-        "trust_env": parsed.scheme == "https",
-        "verify": _trust(ca) if parsed.scheme == "https" else False,
-    }
-
-
-def _trust(ca: str) -> ssl.SSLContext:
-    return tls.pinned_context(ca) if ca else ssl.create_default_context()
-
-
-def _bad_url(url: str, why: str) -> UsageError:
-    return UsageError(
-        "config.invalid",
-        f"{url!r} is not an orchestrator's address: {why}.",
-        "It looks like http://127.0.0.1:8766.",
-        field="client.url",
-    )
-
-
-def _request(call: Call[Any]) -> dict[str, Any]:
-    return {
-        "method": call.method,
-        "url": call.path,
-        "params": dict(call.params),
-        "json": call.body,
-        "headers": dict(call.headers),
-        "timeout": httpx.Timeout(TIMEOUT_S + call.patience, connect=CONNECT_S),
-    }
-
-
-def _read(call: Call[T], response: httpx.Response) -> T:
-    if not response.is_success:
-        raise problems.error_of(response)
-    try:
-        return call.read(response.content)
-    except ValidationError as problem:
-        raise ProtocolMismatch(
-            "protocol.version",
-            f"{response.request.url} answered in a form that this client does not understand "
-            f"({problem.error_count()} fields).",
-            "Client and orchestrator differ in version: `distribai version`, `distribai health`.",
-        ) from problem

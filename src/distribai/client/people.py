@@ -8,6 +8,7 @@ from typing import Any, TypeVar, cast
 
 from distribai.api import people as api
 from distribai.api.answers import Listing, Page
+from distribai.client import http
 from distribai.client.calls import Call, segment
 
 T = TypeVar("T")
@@ -207,13 +208,7 @@ class People:
 
     def _all(self, call: Callable[[str], Call[Page[T]]]) -> list[T]:
         """The entries of all pages."""
-        found, cursor = list[T](), ""
-        while True:
-            page = self._ask(call(cursor))
-            found += page.items
-            cursor = page.next_cursor
-            if not cursor:
-                return found
+        return list(http.pages(self._send, call))
 
     def log_in(self, login: str, name: str = "login") -> api.NewKey:
         """Exchange a one-time login for a key, whose secret is told only now."""

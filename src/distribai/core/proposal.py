@@ -9,8 +9,9 @@ from typing import Any, Final
 from distribai.core.codecs import begins_within, is_sparse
 from distribai.core.forecast import Forecast, forecast
 from distribai.core.known import Known, Overhead
-from distribai.core.plan import parameter_count, plan, validate_spec
+from distribai.core.plan import parameter_count, plan
 from distribai.core.spec import JobSpec
+from distribai.core.validation import validate_spec
 from distribai.errors import InvalidSpec
 
 TARGET: Final = 0.95

@@ -36,13 +36,13 @@ from distribai.node.answers import (
     Passing,
     error_of,
     offset,
-    range_start,
     retry_after,
     upload_of,
 )
 from distribai.node.cache import sha256_of
 from distribai.node.clock import Clock, full_jitter
 from distribai.node.direct import ObjectStore
+from distribai.node.receiving import collect, remove, size_of
 from distribai.node.traffic import Traffic, Transfer
 
 log = structlog.get_logger("distribai.node")
@@ -131,14 +131,14 @@ class BlobClient:
         for last in (False, True):
             await self._patiently(
                 lambda: self._download_once(blob, path, job_id),
-                lambda: _size(path),
+                lambda: size_of(path),
                 "download",
                 attempts=self._attempts,
             )
             await self._say_fetched()
             if await asyncio.to_thread(sha256_of, path) == blob.sha256:
                 return
-            _remove(path)
+            remove(path)
             self._store.avoid()  # if it was the store that gave other bytes
             if last:
                 raise Integrity(
@@ -148,9 +148,9 @@ class BlobClient:
                 )
 
     async def _download_once(self, blob: BlobRef, path: Path, job_id: str) -> None:
-        have = _size(path)
+        have = size_of(path)
         if have > blob.size:
-            _remove(path)
+            remove(path)
             have = -1
         if have == blob.size:
             return
@@ -167,10 +167,10 @@ class BlobClient:
             if sent_on is None:
                 if answer.status_code not in (200, 206, 416):
                     await self._refuse(answer)
-                await self._collect(answer, blob, path, have)
+                await collect(answer, blob, path, have, self.traffic)
         if sent_on is not None:
             await self._from_store(sent_on.url, blob, path, job_id, have)
-        if _size(path) < blob.size:
+        if size_of(path) < blob.size:
             raise Passing("the body ended early")
 
     async def _from_store(
@@ -188,7 +188,7 @@ class BlobClient:
             async with self._store.get(url, have) as answer:
                 if answer.status_code not in (200, 206, 416):
                     raise Passing(f"it answered {answer.status_code}")
-                await self._collect(answer, blob, path, have, count)
+                await collect(answer, blob, path, have, self.traffic, count)
         except httpx.TransportError as problem:
             if not moved:  # one that gave something is gone on with at the next byte
                 self._store.avoid()
@@ -219,43 +219,6 @@ class BlobClient:
             if answer.status_code in PASSING:
                 self._store.owed.appendleft(owed)
                 return
-
-    async def _collect(
-        self,
-        answer: httpx.Response,
-        blob: BlobRef,
-        path: Path,
-        have: int,
-        count: Callable[[int], None] = lambda _: None,
-    ) -> None:
-        """Write the body of an answer to a request for everything from byte ``have`` on."""
-        if answer.status_code == 416:
-            _remove(path)
-            raise Passing("the range was refused")
-        start = range_start(answer) if answer.status_code == 206 else 0
-        if start not in (0, have):
-            raise Passing(f"the answer starts at byte {start}, not {have}")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        size = start
-        file = await asyncio.to_thread(path.open, "ab" if start else "wb")
-        try:
-            with self.traffic.receiving(blob.size - start) as moving:
-                async for chunk in answer.aiter_bytes():  # as they come: a cut loses nothing
-                    count(len(chunk))
-                    size += len(chunk)
-                    if size > blob.size:
-                        break
-                    await asyncio.to_thread(file.write, chunk)
-                    await moving.go(len(chunk))
-        finally:
-            file.close()
-        if size > blob.size:
-            _remove(path)
-            raise Integrity(
-                "blob.size",
-                f"The grid sent more for blob {blob.sha256[:12]} than its {blob.size} bytes.",
-                "The task will be given to another node; tell the grid's operator.",
-            )
 
     # -------------------------------------------------------------- upload
 
@@ -417,11 +380,3 @@ class _Upload:
         self.inherited = bool(upload_id)
         self.begun = begun
         self.offset = 0
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else -1
-
-
-def _remove(path: Path) -> None:
-    path.unlink(missing_ok=True)

@@ -31,7 +31,7 @@ from distribai.errors import NotAllowed, ProtocolMismatch
 from distribai.node.clock import Clock, reconnecting, within
 from distribai.node.identity import Identity
 from distribai.node.transport import Connection, ConnectionLost, Transport
-from distribai.wire import convert, signing
+from distribai.wire import checks, convert, signing
 from distribai.wire.channel import RELIABLE, Channel
 from distribai.wire.endings import error_of
 from distribai.wire.joinlink import JoinLink
@@ -257,7 +257,7 @@ class Link:
             intent=hello.intent.value,
             intent_reason=hello.intent_reason,
             machine=machine_to_wire(hello.machine),
-            jobs=hello.jobs[: convert.MAX_NAMES],
+            jobs=hello.jobs[: checks.MAX_NAMES],
         )
         await self._write(connection, pb.NodeMessage(register=register))
         ack = (await self._expect(connection, "register_ack")).register_ack
@@ -297,7 +297,7 @@ class Link:
         if found == "session_end":
             raise _ending(message.session_end)
         if found != body:
-            convert.malformed(f"{body} was due, not {found}")
+            checks.malformed(f"{body} was due, not {found}")
         return message
 
     async def _read_all(self, connection: Connection) -> None:

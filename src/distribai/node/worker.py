@@ -27,7 +27,7 @@ from distribai.node.hands import Hand, Hands
 from distribai.node.identity import Identity
 from distribai.node.keeping import HandFiles, Kept
 from distribai.node.link import Body
-from distribai.wire import convert, signing
+from distribai.wire import checks, convert, signing
 from distribai.wire.options import MAX_MESSAGE_BYTES
 from distribai.wire.v1 import distribai_pb2 as pb
 
@@ -164,7 +164,7 @@ class Worker:
         """Take a task or decline it."""
         try:
             assignment, device = convert.assignment_from_wire(message)
-            convert.check_id(assignment.task_id, "TaskAssign.task_id")
+            checks.check_id(assignment.task_id, "TaskAssign.task_id")
         except ProtocolMismatch as problem:
             log.warning("malformed task", reason=problem.message)
             self._answer(message, problem.message)

@@ -32,10 +32,9 @@ from distribai.orchestrator.fleet.registry import LiveSession, LogEntry, Stream,
 from distribai.orchestrator.limits import SLOWED, too_many
 from distribai.orchestrator.rounds import tasks
 from distribai.orchestrator.rounds.results import take_result
+from distribai.wire.checks import MAX_NAME, check_id
 from distribai.wire.convert import (
-    MAX_NAME,
     accept_from_wire,
-    check_id,
     held_versions_from_wire,
     in_hand_from_wire,
     outcome_from_wire,

@@ -9,27 +9,23 @@ import shutil
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import structlog
-import uvicorn
-from grpc import aio
 
 from distribai import durable
 from distribai.core.ids import RANDOM_BYTES, make_id
 from distribai.errors import Conflict, Unavailable
-from distribai.orchestrator import addresses, certificates, places
+from distribai.orchestrator import addresses, certificates, places, serving
 from distribai.orchestrator.addresses import join_address
 from distribai.orchestrator.certificates import ServerTls
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.duties import Duties
 from distribai.orchestrator.fleet import liveness, replicas, tokens
 from distribai.orchestrator.fleet.registration import MODE, TRUSTED
-from distribai.orchestrator.grpc import NodeService
 from distribai.orchestrator.http import connections
-from distribai.orchestrator.http.app import create_app
 from distribai.orchestrator.memory import old_objects_left_alone
 from distribai.orchestrator.people import keys
 from distribai.orchestrator.webhooks.duties import stranded
@@ -40,16 +36,10 @@ from distribai.store.engine import Database
 from distribai.store.lock import FileLock
 from distribai.store.migrate import migrate
 from distribai.store.presigning import presigner
-from distribai.store.statements import fleet
+from distribai.store.statements import facts
 from distribai.tls import fingerprint
-from distribai.wire.options import SERVER_OPTIONS
-from distribai.wire.v1 import distribai_pb2 as pb
-from distribai.wire.v1.distribai_pb2_grpc import add_NodeServiceServicer_to_server
 
 log = structlog.get_logger(__name__)
-
-GOODBYE_S = 2.0
-"""Seconds that open streams and requests have to end by themselves when the process stops."""
 
 
 class Orchestrator:
@@ -101,8 +91,8 @@ class Orchestrator:
     async def _start(self) -> None:
         invite = await self._open_stores()
         tls = await self._certificate()
-        grpc_port = await self._serve_grpc(tls)
-        http_port = await self._serve_http(tls)
+        grpc_port = await serving.serve_grpc(self.grid, tls, self._stack)
+        http_port = await serving.serve_http(self.grid, tls, self._stack)
         host = self.settings.host
         self.grpc_address = join_address(host, grpc_port)
         self.http_address = join_address(host, http_port)
@@ -229,89 +219,6 @@ class Orchestrator:
         except Unavailable as problem:
             log.warning("stopped without a word to the database", problem=problem.message)
 
-    async def _serve_grpc(self, tls: ServerTls | None) -> int:
-        server = aio.server(options=list(SERVER_OPTIONS))
-        # Generated code has no types.
-        add_NodeServiceServicer_to_server(NodeService(self.grid), server)  # type: ignore[no-untyped-call]
-        wanted = self.settings.grpc_port
-        # gRPC writes a line of its own about a port that it cannot have.
-        addresses.bound(self.settings.host, wanted, "--grpc-port").close()
-        try:
-            where = join_address(self.settings.host, wanted)
-            port: int = (
-                server.add_insecure_port(where)
-                if tls is None
-                else server.add_secure_port(
-                    where, certificates.grpc_credentials(tls, self.grid.authority)
-                )
-            )
-        except RuntimeError as problem:
-            raise addresses.port_in_use(self.settings.host, wanted, "--grpc-port") from problem
-        await server.start()
-
-        async def stop() -> None:
-            for session in self.grid.fleet:
-                if session.stream is not None:
-                    session.stream.close(_goodbye())
-            await server.stop(GOODBYE_S)
-
-        self._stack.push_async_callback(stop)
-        return port
-
-    async def _serve_http(self, tls: ServerTls | None) -> int:
-        listener = addresses.bound(self.settings.host, self.settings.http_port, "--http-port")
-        self._stack.callback(listener.close)
-        config = uvicorn.Config(
-            create_app(self.grid),
-            http=connections.bounded(
-                connections.most_connections(
-                    self.settings.limits.connections, connections.descriptors()
-                )
-            ),
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            timeout_graceful_shutdown=int(GOODBYE_S),
-            forwarded_allow_ips=self.settings.proxies,
-        )
-        if tls is not None:
-            context = certificates.http_context(tls, self.settings.state_dir)
-            config.ssl_context_factory = lambda *_: context
-        server = _HttpServer(config)
-        task = asyncio.create_task(server.serve(sockets=[listener]), name="http")
-
-        async def stop() -> None:
-            self.grid.tail.close()  # who waits is answered before connections are cut off
-            self.grid.news.ring()
-            server.should_exit = True
-            await task
-
-        self._stack.push_async_callback(stop)
-        await asyncio.wait(
-            [task, asyncio.create_task(server.ready.wait())], return_when=asyncio.FIRST_COMPLETED
-        )
-        if task.done():
-            task.result()
-        return int(listener.getsockname()[1])
-
-
-class _HttpServer(uvicorn.Server):
-    """uvicorn inside a process that handles its signals itself; ``ready`` once it listens."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.ready = asyncio.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and say so."""
-        await super().startup(sockets)
-        self.ready.set()
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave the signals alone."""
-        yield
-
 
 def run_orchestrator(
     settings: OrchestratorSettings,
@@ -369,10 +276,10 @@ async def check_authority(db: Database, directory: Path, ca: str, *, replace: bo
     """
     async with db.write() as tx:
         if replace:
-            await fleet.set_fact(tx, "ca", ca)
+            await facts.put(tx, "ca", ca)
         else:
-            await fleet.set_fact_once(tx, "ca", ca)
-        known = await fleet.fact(tx, "ca")
+            await facts.put_once(tx, "ca", ca)
+        known = await facts.get(tx, "ca")
     if known != ca:
         raise Conflict(
             "grid.keys",
@@ -387,9 +294,9 @@ async def ensure_mode(db: Database, wanted: str) -> None:
     """Write down whose nodes the grid takes: as ``wanted``, or, when nothing is said, as before."""
     async with db.write() as tx:
         if wanted:
-            await fleet.set_fact(tx, MODE, wanted)
+            await facts.put(tx, MODE, wanted)
         else:
-            await fleet.set_fact_once(tx, MODE, TRUSTED)
+            await facts.put_once(tx, MODE, TRUSTED)
 
 
 def keys_unreadable(directory: Path, problem: OSError) -> Conflict:
@@ -405,13 +312,7 @@ async def _grid_id(db: Database) -> str:
     """The grid's id, made at its first start."""
     fresh = "grid_" + base64.b32encode(os.urandom(RANDOM_BYTES)).decode().lower()
     async with db.write() as tx:
-        await fleet.set_fact_once(tx, "grid_id", fresh)
-        found = await fleet.fact(tx, "grid_id")
+        await facts.put_once(tx, "grid_id", fresh)
+        found = await facts.get(tx, "grid_id")
     assert found is not None
     return found
-
-
-def _goodbye() -> pb.SessionEnd:
-    return pb.SessionEnd(
-        code="grid.unreachable", message="The orchestrator is stopping.", retry=True
-    )

@@ -52,14 +52,16 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._own()
+        self._work()
+        self._database()
+        self._served()
         self._grid()
         ProcessCollector(registry=self.registry)
         self._read_at: float | None = None
         self._reading = asyncio.Lock()
 
-    def _own(self) -> None:
-        """What this process counts itself."""
+    def _work(self) -> None:
+        """What this process is, moves and does."""
         registry = self.registry
         build = Gauge("distribai_build_info", "The program.", ["version"], registry=registry)
         build.labels(__version__).set(1)
@@ -76,6 +78,12 @@ class Metrics:
             buckets=_FINE,
             registry=registry,
         )
+        for duty in _DUTIES:
+            self._duties.labels(duty)
+
+    def _database(self) -> None:
+        """This process's transactions."""
+        registry = self.registry
         self._waits = Histogram(
             "distribai_db_wait_seconds",
             "From asking for a transaction to its beginning.",
@@ -90,6 +98,13 @@ class Metrics:
             buckets=_FINE,
             registry=registry,
         )
+        for mode in ("read", "write"):
+            self._waits.labels(mode)
+            self._transactions.labels(mode)
+
+    def _served(self) -> None:
+        """Whom this process serves."""
+        registry = self.registry
         self._requests = Counter(
             "distribai_http_requests",
             "Answered HTTP requests; status 0: the client went away before.",
@@ -122,11 +137,6 @@ class Metrics:
         self._uploads = Gauge(
             "distribai_uploads", "Uploads begun here and not finished.", registry=registry
         )
-        for duty in _DUTIES:
-            self._duties.labels(duty)
-        for mode in ("read", "write"):
-            self._waits.labels(mode)
-            self._transactions.labels(mode)
 
     def _grid(self) -> None:
         """What is read from the database."""

@@ -9,7 +9,7 @@ import structlog
 from distribai.errors import Conflict, Unavailable
 from distribai.store.blobs import BlobStore
 from distribai.store.engine import Database, Tx
-from distribai.store.statements import fleet, records
+from distribai.store.statements import facts, records
 
 log = structlog.get_logger(__name__)
 
@@ -24,7 +24,7 @@ MOVED = "moved_to"
 async def moved_to(db: Database) -> str | None:
     """Where the grid of this database went; None: it is here."""
     async with db.read() as tx:
-        return await fleet.fact(tx, MOVED)
+        return await facts.get(tx, MOVED)
 
 
 async def check_here(tx: Tx) -> None:
@@ -34,7 +34,7 @@ async def check_here(tx: Tx) -> None:
     Raises:
         Conflict: ``grid.moved``.
     """
-    if there := await fleet.fact(tx, MOVED):
+    if there := await facts.get(tx, MOVED):
         raise gone(there)
 
 

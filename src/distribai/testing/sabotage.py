@@ -25,8 +25,8 @@ from distribai.orchestrator import main as orchestrator
 from distribai.orchestrator.rounds import results
 from distribai.store import migrate as migration
 from distribai.store.engine import AnyRow, Database, Tx
-from distribai.store.statements import work
-from distribai.store.tables import submissions
+from distribai.store.statements import submissions, work
+from distribai.store.tables import submissions as table
 
 
 def remove(name: str) -> None:
@@ -69,7 +69,7 @@ def _without_fence() -> None:
 
 def _without_submission_key() -> None:
     async def add_submission(tx: Tx, **values: Any) -> bool:
-        await tx.run(insert(submissions).values(**values))
+        await tx.run(insert(table).values(**values))
         return True
 
     async def never(tx: Tx, task_id: str) -> bool:
@@ -79,8 +79,8 @@ def _without_submission_key() -> None:
         await migration.migrate(db)
         await drop_submission_key(db)
 
-    work.add_submission = add_submission
-    work.has_submission = never
+    submissions.add_submission = add_submission
+    submissions.has_submission = never
     orchestrator.migrate = migrate  # type: ignore[attr-defined]  # the name that it calls
 
 

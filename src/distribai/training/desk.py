@@ -33,6 +33,7 @@ from distribai.training.loop import (
     InnerLoop,
     Plan,
     Report,
+    Trained,
     held_out_loss,
 )
 from distribai.training.optimizers import InnerOptimizer, muon_names
@@ -95,8 +96,8 @@ class Desk:
             InternalFault: the assignment contradicts itself, or the loss is not finite.
             OutOfMemory: one sequence does not fit.
         """
-        task, out_dir = run.assignment, Path(run.out_dir)
-        batch, base = self.spec.batch, self._reach(run, fetch, tell)
+        task, batch = run.assignment, self.spec.batch
+        base = self._reach(run, fetch, tell)
         if task.steps < 1 or total(task.samples) != task.steps * batch:
             raise InternalFault(
                 "protocol.malformed",
@@ -104,7 +105,7 @@ class Desk:
             )
         _, reader = self._open_data(task.data, fetch)
         keep = Checkpointer(
-            out_dir,
+            Path(run.out_dir),
             task,
             run.checkpoints,
             self.live,
@@ -131,6 +132,11 @@ class Desk:
         done = self.loop.run(plan, rows, gate, report, keep, known, run.progress_s)
         self._budget.end()
         self._has_moments = self.spec.rounds.moments == "keep"
+        return self._hand_in(run, base, done)
+
+    def _hand_in(self, run: Run, base: Weights, done: Trained) -> Done:
+        """The delta's file, and what is said of it."""
+        task = run.assignment
         header = DeltaHeader(
             job_id=task.job_id,
             task_id=task.task_id,
@@ -141,7 +147,7 @@ class Desk:
             tokens=done.tokens,
             steps=done.steps,
         )
-        path = out_dir / f"{task.task_id}.{task.attempt}.delta.safetensors"
+        path = Path(run.out_dir) / f"{task.task_id}.{task.attempt}.delta.safetensors"
         blob, residual = write_for(
             run, path, self.live.manifest, base, self.live.store(base), header
         )
@@ -150,7 +156,7 @@ class Desk:
             task.attempt,
             "done",
             delta=blob,
-            samples=split(task.samples, done.steps * batch)[0],
+            samples=split(task.samples, done.steps * self.spec.batch)[0],
             steps=done.steps,
             tokens=done.tokens,
             base_hash=self.canonical.hash,

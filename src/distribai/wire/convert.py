@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, NoReturn, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 from distribai.core.devices import Device, DeviceType, TaskInHand
 from distribai.core.plain import Plain, canonical_json, from_plain
@@ -28,7 +28,16 @@ from distribai.core.tasks import (
     WeightsRef,
 )
 from distribai.core.text import clean
-from distribai.errors import ProtocolMismatch
+from distribai.wire.checks import (
+    MAX_BIG,
+    MAX_INT,
+    MAX_NAME,
+    MAX_NAMES,
+    at_most,
+    check_attempt,
+    check_id,
+    malformed,
+)
 from distribai.wire.specs import spec_json
 from distribai.wire.v1 import distribai_pb2 as pb
 
@@ -36,61 +45,9 @@ T = TypeVar("T")
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
-_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-
-MAX_INT = 2**31 - 1
-"""The largest attempt, device number or count of steps: what a database's integer holds."""
-
-MAX_BIG = 2**63 - 1
-"""The largest size, position or count of tokens."""
-
 MAX_IN_HAND = 512
 """Tasks that a node names at once: it has one a device at work, and some that wait for an
 acknowledgement."""
-
-MAX_NAMES = 1000
-"""Entries of a map that a node sends."""
-
-MAX_NAME = 100
-"""Characters of a name that are kept."""
-
-
-def malformed(what: str) -> NoReturn:
-    """Refuse a message.
-
-    Raises:
-        ProtocolMismatch: ``protocol.malformed``, always.
-    """
-    raise ProtocolMismatch("protocol.malformed", f"A message is malformed: {what}.")
-
-
-def check_id(text: str, what: str) -> str:
-    """An id or a hash, as this program makes them.
-
-    Raises:
-        ProtocolMismatch: ``protocol.malformed``.
-    """
-    if not _ID.fullmatch(text):
-        malformed(f"{what} is {text[:80]!r}")
-    return text
-
-
-def _attempt(task_id: str, attempt: int, what: str) -> None:
-    check_id(task_id, f"{what}.task_id")
-    at_most(attempt, MAX_INT, f"{what}.attempt")
-    if not attempt:
-        malformed(f"{what} names no attempt")
-
-
-def at_most(value: int, limit: int, what: str) -> int:
-    """``value``, unless it is beyond ``limit``.
-
-    Raises:
-        ProtocolMismatch: ``protocol.malformed``.
-    """
-    if value > limit:
-        malformed(f"{what} is {value}, which is beyond {limit}")
-    return value
 
 
 # ------------------------------------------------------------------ references
@@ -269,7 +226,7 @@ def progress_from_wire(message: pb.TaskProgress) -> Progress:
     Raises:
         ProtocolMismatch: ``protocol.malformed``.
     """
-    _attempt(message.task_id, message.attempt, "TaskProgress")
+    check_attempt(message.task_id, message.attempt, "TaskProgress")
     speed = message.tokens_per_s
     return Progress(
         message.task_id,
@@ -306,7 +263,7 @@ def outcome_from_wire(message: pb.TaskResult) -> tuple[Outcome, bytes]:
     Raises:
         ProtocolMismatch: ``protocol.malformed``, with the first field that is wrong.
     """
-    _attempt(message.task_id, message.attempt, "TaskResult")
+    check_attempt(message.task_id, message.attempt, "TaskResult")
     if message.base_hash:
         check_id(message.base_hash, "TaskResult.base_hash")
     if len(message.metrics) > MAX_NAMES:
@@ -384,7 +341,7 @@ def in_hand_from_wire(messages: Iterable[pb.TaskInHand]) -> tuple[TaskInHand, ..
     for m in messages:
         if len(tasks) == MAX_IN_HAND:
             malformed(f"more than {MAX_IN_HAND} tasks are in hand")
-        _attempt(m.task_id, m.attempt, "TaskInHand")
+        check_attempt(m.task_id, m.attempt, "TaskInHand")
         tasks.append(TaskInHand(m.task_id, m.attempt, m.device))
     return tuple(tasks)
 
@@ -395,7 +352,7 @@ def accept_from_wire(message: pb.TaskAccept) -> tuple[str, int]:
     Raises:
         ProtocolMismatch: ``protocol.malformed``.
     """
-    _attempt(message.task_id, message.attempt, "TaskAccept")
+    check_attempt(message.task_id, message.attempt, "TaskAccept")
     return message.task_id, message.attempt
 
 

@@ -7,7 +7,7 @@ import math
 from distribai.core.devices import Machine, Speed
 from distribai.core.needs import LEVELS
 from distribai.core.text import clean
-from distribai.wire.convert import MAX_BIG, MAX_INT, MAX_NAME, MAX_NAMES, at_most, malformed
+from distribai.wire.checks import MAX_BIG, MAX_INT, MAX_NAME, MAX_NAMES, at_most, malformed
 from distribai.wire.v1 import distribai_pb2 as pb
 
 MAX_TROUBLE = 500

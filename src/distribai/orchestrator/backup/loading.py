@@ -43,7 +43,7 @@ from distribai.store.blobs import BlobStore
 from distribai.store.engine import Database, Tx
 from distribai.store.lock import FileLock
 from distribai.store.migrate import MIGRATION_LOCK
-from distribai.store.statements import fleet
+from distribai.store.statements import facts, sessions
 from distribai.store.tables import duties, metadata, rounds, tasks
 
 ROWS_AT_ONCE = 500
@@ -316,8 +316,8 @@ async def _settle(tx: Tx, manifest: BackupManifest) -> None:
         for table in metadata.tables.values():
             await _set_sequence(tx, table)
     await outbox.restored(tx)
-    await fleet.drop_fact(tx, MOVED)  # wherever the rows come from, the grid is here now
-    await fleet.end_sessions(tx, None)
+    await facts.drop(tx, MOVED)  # wherever the rows come from, the grid is here now
+    await sessions.end_sessions(tx, None)
     await tx.run(update(duties).values(lease_until=0.0))  # over, whatever the clock here says
     # As if time had stood still: whoever still has a task in hand has as long for it as before.
     slept = max(0.0, tx.now - manifest.taken_at)

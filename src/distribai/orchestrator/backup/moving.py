@@ -32,6 +32,7 @@ from distribai.orchestrator.backup.copying import (
     TargetRefuses,
     find_damaged,
 )
+from distribai.orchestrator.backup.dumping import dump
 from distribai.orchestrator.backup.existing import (
     check_resting,
     closed,
@@ -49,18 +50,12 @@ from distribai.orchestrator.backup.loading import (
     writing_in,
 )
 from distribai.orchestrator.backup.naming import Named
-from distribai.orchestrator.backup.saving import (
-    copy_named,
-    describe,
-    dump,
-    wanted_of,
-    write_files,
-)
+from distribai.orchestrator.backup.saving import copy_named, describe, wanted_of, write_files
 from distribai.sections import OrchestratorSettings
 from distribai.store.blobs import BlobStore
 from distribai.store.drivers import HIDDEN, shown
 from distribai.store.engine import Database
-from distribai.store.statements import fleet
+from distribai.store.statements import facts
 from distribai.store.tables import meta, metadata
 
 
@@ -187,7 +182,7 @@ async def undo(source: OrchestratorSettings, new_db: str | None = None, check: b
             await _check_left(new_db or there)
             if not check:
                 async with db.write() as tx:
-                    await fleet.drop_fact(tx, places.MOVED)
+                    await facts.drop(tx, places.MOVED)
             return there
 
 
@@ -235,7 +230,7 @@ async def _leave(old: Database, there: str, since: float) -> None:
     """
     async with old.write() as tx:
         await lock_resting(tx, since)
-        await fleet.set_fact(tx, places.MOVED, there)
+        await facts.put(tx, places.MOVED, there)
 
 
 async def _check_here(old: Database, target: OrchestratorSettings) -> None:
@@ -265,9 +260,9 @@ async def _is_there(old: Database, target: OrchestratorSettings) -> bool:
         async with new.read() as tx:
             if meta.name not in await tx.conn.run_sync(table_names):
                 return False
-            found = await fleet.fact(tx, "grid_id")
+            found = await facts.get(tx, "grid_id")
         async with old.read() as tx:
-            return found == await fleet.fact(tx, "grid_id")
+            return found == await facts.get(tx, "grid_id")
 
 
 async def _check_target_empty(target: OrchestratorSettings) -> None:

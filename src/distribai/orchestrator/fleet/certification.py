@@ -34,7 +34,7 @@ from distribai.orchestrator.fleet.registration import not_invited
 from distribai.orchestrator.fleet.tokens import barred
 from distribai.orchestrator.secrets import hash_secret
 from distribai.store.engine import Tx
-from distribai.store.statements import fleet
+from distribai.store.statements import fleet, invites
 from distribai.wire.signing import verify_certify
 
 log = structlog.get_logger(__name__)
@@ -109,5 +109,5 @@ async def _may_join(tx: Tx, node_id: str, invite: str) -> None:
     for node in known:  # one that is quarantined may show its certificate, and hears why
         if node.standing == Standing.BANNED and (refusal := barred(node)) is not None:
             raise refusal
-    if not known and await fleet.valid_invite(tx, hash_secret(invite)) is None:
+    if not known and await invites.valid_invite(tx, hash_secret(invite)) is None:
         raise not_invited()

@@ -35,7 +35,7 @@ from distribai.orchestrator.rounds.ready import page_size
 from distribai.orchestrator.rounds.results import answer_of
 from distribai.orchestrator.rounds.tasks import spec_of
 from distribai.store.engine import AnyRow, Tx
-from distribai.store.statements import fleet, jobs, work
+from distribai.store.statements import fleet, jobs, submissions, work
 from distribai.store.values import blob_or_none, ranges_from_json
 from distribai.wire.convert import assignment_to_wire, weights_to_wire
 from distribai.wire.specs import spec_json
@@ -221,7 +221,7 @@ async def _own_work(tx: Tx, spec: JobSpec, task: AnyRow) -> tuple[OwnWork, ...]:
     nothing."""
     if task.phase != "train" or not feeds_back(spec.rounds.codec_up):
         return ()
-    found = await work.own_work(tx, task.job_id, task.node_id, MAX_OWN)
+    found = await submissions.own_work(tx, task.job_id, task.node_id, MAX_OWN)
     found.pop((task.id, task.attempt), None)
     return tuple(OwnWork(*key, merged) for key, merged in sorted(found.items()))
 

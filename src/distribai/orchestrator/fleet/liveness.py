@@ -23,7 +23,7 @@ from distribai.orchestrator.rounds import results, tasks
 from distribai.store import leases
 from distribai.store.engine import AnyRow, Tx
 from distribai.store.outbox import Change
-from distribai.store.statements import fleet, jobs, records, work
+from distribai.store.statements import fleet, jobs, records, sessions, work
 from distribai.wire.endings import end_of
 from distribai.wire.v1 import distribai_pb2 as pb
 
@@ -63,7 +63,7 @@ async def flush(grid: Grid) -> None:
             await _write_logs(tx, logs)
             sums = await traffic.write(tx, counted)
             nodes = await fleet.barred_nodes(tx, [s.node_id for s in heard])
-            ended = await fleet.ended_sessions(tx, [s.id for s in heard])
+            ended = await sessions.ended_sessions(tx, [s.id for s in heard])
             now = tx.now
     except Unavailable:
         for session in heard:
@@ -183,9 +183,9 @@ def bar(grid: Grid, nodes: Sequence[AnyRow]) -> None:
             grid.fleet.drop(session)
 
 
-def _fence(grid: Grid, sessions: Sequence[LiveSession], ended: set[str]) -> None:
+def _fence(grid: Grid, live: Sequence[LiveSession], ended: set[str]) -> None:
     """End sessions that a newer one of the same key, at another replica, has taken over."""
-    for session in sessions:
+    for session in live:
         if session.id in ended and grid.fleet.of(session.node_id) is session:
             if session.stream is not None:
                 session.stream.close(fenced())
@@ -288,7 +288,7 @@ async def goodbye(grid: Grid, session: LiveSession) -> None:
     grid.fleet.drop(session)
     async with grid.db.write() as tx:
         await fleet.lock_node(tx, session.node_id)
-        if not await fleet.end_session(tx, session.id):
+        if not await sessions.end_session(tx, session.id):
             return
         await fleet.change_node(
             tx,
@@ -312,7 +312,7 @@ async def after_start(grid: Grid) -> None:
             # The file's lock is ours, so whoever held a duty or a stream is dead: neither wait for
             # its leases nor lease anything to nodes that have not come back.
             await leases.drop_duties(tx, None)
-            await fleet.end_sessions(tx, None)
+            await sessions.end_sessions(tx, None)
         if await leases.duty_holder(tx, LEADER) is None:
             await wait_for_nodes(grid, tx)
 

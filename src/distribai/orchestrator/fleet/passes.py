@@ -29,7 +29,7 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from distribai.errors import Unauthenticated
-from distribai.store.statements import fleet
+from distribai.store.statements import facts
 from distribai.wire.v1 import distribai_pb2 as pb
 
 if TYPE_CHECKING:
@@ -97,11 +97,11 @@ async def ready(grid: Grid) -> None:
         kid = base64.urlsafe_b64encode(hashlib.sha256(public).digest()[:12]).decode()
         made_at = grid.clock()
         async with grid.db.write() as tx:
-            for name, value in await fleet.facts(tx, _FACT):
+            for name, value in await facts.beginning(tx, _FACT):
                 if _until(value) < tx.now:
-                    await fleet.drop_fact(tx, name)
+                    await facts.drop(tx, name)
             until = tx.now + ROTATE_S + 2 * LIFETIME_S
-            await fleet.set_fact_once(tx, _FACT + kid, f"{public.hex()} {until:.0f}")
+            await facts.put_once(tx, _FACT + kid, f"{public.hex()} {until:.0f}")
         ring.key, ring.kid, ring.made_at = key, kid, made_at
 
 
@@ -210,7 +210,7 @@ async def renew(grid: Grid, now: float) -> int:
 async def _public_key(grid: Grid, tx: Tx, kid: str) -> Ed25519PublicKey:
     known = grid.ring.known
     if kid not in known:
-        value = await fleet.fact(tx, _FACT + kid) if _KID.fullmatch(kid) else None
+        value = await facts.get(tx, _FACT + kid) if _KID.fullmatch(kid) else None
         if value is None:
             raise _refused("nobody here has signed it")
         public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(value.split()[0]))

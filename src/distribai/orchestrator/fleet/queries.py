@@ -15,7 +15,7 @@ from distribai.orchestrator.fleet.registration import MODE, TRUSTED
 from distribai.orchestrator.records import DeviceRecord, GridSummary, NodeRecord, NodeState, Page
 from distribai.orchestrator.webhooks.duties import stranded
 from distribai.store.engine import AnyRow
-from distribai.store.statements import fleet, jobs, watching, work
+from distribai.store.statements import facts, fleet, jobs, watching, work
 
 MOST_NAMED = 5
 """Nodes in trouble that a problem names."""
@@ -101,7 +101,7 @@ async def summary(grid: Grid, organizations: frozenset[str] | None = None) -> Gr
         leased = await work.tasks_in(tx, (TaskState.LEASED,))
         counts = await work.count_tasks(tx, (TaskState.QUEUED, TaskState.LEASED))
         by_state = await jobs.count_by_state(tx)
-        mode = await fleet.fact(tx, MODE) or TRUSTED
+        mode = await facts.get(tx, MODE) or TRUSTED
         shown = by_state if organizations is None else await jobs.count_by_state(tx, organizations)
         here = await replicas.shown(tx)
         now = tx.now

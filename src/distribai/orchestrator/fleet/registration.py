@@ -33,15 +33,9 @@ from distribai.orchestrator.rounds.late import destination, may_come_back
 from distribai.orchestrator.secrets import hash_secret, new_secret
 from distribai.store import leases
 from distribai.store.engine import AnyRow, Tx
-from distribai.store.statements import fleet, jobs, work
-from distribai.wire.convert import (
-    MAX_NAME,
-    MAX_NAMES,
-    check_id,
-    devices_from_wire,
-    in_hand_from_wire,
-    malformed,
-)
+from distribai.store.statements import facts, fleet, invites, jobs, sessions, work
+from distribai.wire.checks import MAX_NAME, MAX_NAMES, check_id, malformed
+from distribai.wire.convert import devices_from_wire, in_hand_from_wire
 from distribai.wire.machines import machine_from_wire
 from distribai.wire.signing import verify_register
 from distribai.wire.v1 import distribai_pb2 as pb
@@ -165,13 +159,13 @@ async def _enter(
             check_shown(grid.authority, shown, node_id, utc(tx.now))
         began = tx.now - (grid.clock() - challenged_at)
         await _admit(tx, node_id, key, message, devices, machine, intent)
-        if await fleet.registered_since(tx, node_id, began):
+        if await sessions.registered_since(tx, node_id, began):
             # A process that was frozen, or waited for the database, must not end the session that
             # its node has begun at another one: the node would take that for a second daemon.
             raise Unavailable(
                 "grid.unreachable", "This registration took so long that a newer one came first."
             )
-        if resumed and session_id not in await fleet.open_sessions(tx, [session_id]):
+        if resumed and session_id not in await sessions.open_sessions(tx, [session_id]):
             # Another replica has taken it over, or the node counted as gone meanwhile.
             resumed, session_id = False, grid.new_id("ses")
         token, until = (
@@ -180,9 +174,9 @@ async def _enter(
             else (new_secret("dns_", grid.entropy, SESSION_BYTES), math.inf)
         )
         if resumed:
-            await fleet.renew_session(tx, session_id, hash_secret(token))
+            await sessions.renew_session(tx, session_id, hash_secret(token))
         else:
-            await fleet.open_session(tx, session_id, node_id, hash_secret(token), grid.holder)
+            await sessions.open_session(tx, session_id, node_id, hash_secret(token), grid.holder)
         held = await _sort_out(grid, tx, node_id, in_hand)
         leased = await work.tasks_in(tx, (TaskState.LEASED,), node_id=node_id)
     if resumed and old is not None:
@@ -263,7 +257,7 @@ async def _admit(
 ) -> None:
     node = await fleet.lock_node(tx, node_id)
     if node is None:
-        invite = await fleet.use_invite(tx, hash_secret(message.invite))
+        invite = await invites.use_invite(tx, hash_secret(message.invite))
         if invite is None:
             raise not_invited()
         await fleet.add_node(
@@ -319,7 +313,7 @@ async def _first_standing(tx: Tx, invite: AnyRow) -> str:
     """As the invite says; where it says nothing, a stranger of an open grid begins on probation."""
     trusted = invite.trusted
     if trusted is None:
-        trusted = await fleet.fact(tx, MODE) != OPEN
+        trusted = await facts.get(tx, MODE) != OPEN
     return (Standing.TRUSTED if trusted else Standing.PROBATION).value
 
 

@@ -20,7 +20,7 @@ from distribai.orchestrator.fleet.liveness import bar, release_node
 from distribai.orchestrator.fleet.tokens import BARRED
 from distribai.orchestrator.rounds import tasks
 from distribai.store.engine import AnyRow, Tx
-from distribai.store.statements import fleet
+from distribai.store.statements import fleet, sessions
 
 VERBS: Final[Mapping[str, Standing]] = {
     "quarantine": Standing.QUARANTINED,
@@ -120,7 +120,7 @@ async def _write(tx: Tx, node: AnyRow, new: Standing, why: str, by: str) -> None
         tx, node.id, standing=new.value, standing_reason=why, standing_at=tx.now
     )
     if new in BARRED:
-        await fleet.end_sessions(tx, node.id)
+        await sessions.end_sessions(tx, node.id)
     await events.record(
         tx,
         f"node.{new.value}",

@@ -19,7 +19,7 @@ from distribai.orchestrator.fleet import passes
 from distribai.orchestrator.people import access
 from distribai.orchestrator.secrets import Entropy, hash_secret, new_secret
 from distribai.store.engine import AnyRow, Database, Tx
-from distribai.store.statements import fleet
+from distribai.store.statements import facts, invites, sessions
 
 SESSION_BYTES = 32
 INVITE_BYTES = 16
@@ -73,7 +73,7 @@ async def node_of_pass(grid: Grid, token: str) -> Principal:
     """
     async with grid.db.read() as tx:
         found = await passes.verify(grid, tx, token)
-        node = await fleet.node_of_session(tx, found.session_id, found.node_id)
+        node = await sessions.node_of_session(tx, found.session_id, found.node_id)
     if node is None:
         raise Unauthenticated(
             "auth.invalid",
@@ -89,7 +89,7 @@ async def node_of_token(tx: Tx, token_hash: str) -> Principal | None:
     Raises:
         NotAllowed: ``auth.forbidden``: the node is quarantined or banned.
     """
-    node = await fleet.node_of_token(tx, token_hash)
+    node = await sessions.node_of_token(tx, token_hash)
     return None if node is None else _node(node)
 
 
@@ -114,27 +114,27 @@ async def ensure_invite(db: Database, state_dir: Path, entropy: Entropy, keys: s
         fresh = make_id("inv", entropy(RANDOM_BYTES))
         invite, found = await _kept(tx, path)
         # Replicas that start together wait for each other here.
-        await fleet.set_fact_once(tx, STANDING_INVITE, found or fresh)
-        standing = await fleet.locked_fact(tx, STANDING_INVITE)
+        await facts.put_once(tx, STANDING_INVITE, found or fresh)
+        standing = await facts.locked(tx, STANDING_INVITE)
         assert standing is not None
         if standing != fresh and not invite:
             invite, _ = await _kept(tx, path)  # the other one has written it meanwhile
-            if not invite and await fleet.still_lets_in(tx, standing):
+            if not invite and await invites.still_lets_in(tx, standing):
                 return ""
         if invite:
             return invite
         await access.ensure_home(tx)
-        await fleet.set_fact(tx, STANDING_INVITE, fresh)
+        await facts.put(tx, STANDING_INVITE, fresh)
         invite = new_secret("", entropy, INVITE_BYTES)
         durable.write(path, f"{invite}\n".encode(), point="start.invite", mode=0o600)
-        await fleet.add_invite(tx, fresh, hash_secret(invite))
+        await invites.add_invite(tx, fresh, hash_secret(invite))
     return invite
 
 
 async def _kept(tx: Tx, path: Path) -> tuple[str, str]:
     """Text and id of the invite in a file; empty when there is none, or it lets nobody in."""
     text = _text(path)
-    found = await fleet.valid_invite(tx, hash_secret(text)) if text else None
+    found = await invites.valid_invite(tx, hash_secret(text)) if text else None
     return ("", "") if found is None else (text, found)
 
 

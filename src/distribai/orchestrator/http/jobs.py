@@ -15,11 +15,12 @@ from starlette.requests import Request
 from distribai.api import answers
 from distribai.core.people import Scope
 from distribai.core.plain import from_plain, to_plain
-from distribai.core.plan import parameter_count, validate_spec
+from distribai.core.plan import parameter_count
 from distribai.core.plan import plan as plan_of
 from distribai.core.spec import JobSpec
 from distribai.core.states import JobState
 from distribai.core.turns import LEAST_WEIGHT, MOST_WEIGHT
+from distribai.core.validation import validate_spec
 from distribai.errors import InvalidSpec
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.http.parameters import (

@@ -26,7 +26,7 @@ from distribai.orchestrator.http.security import (
     own_job,
 )
 from distribai.orchestrator.idempotency import key_for
-from distribai.orchestrator.jobs import commands, queries
+from distribai.orchestrator.jobs import generation, queries
 
 MAX_WAIT_S = 600.0
 """The longest that a request for a sample is held."""
@@ -99,7 +99,7 @@ async def generate(
     With an idempotency key the task stays after that, and the same request again waits for it."""
     asked = body.model_dump(exclude={"timeout"})
     key = key_for(caller.owner, "generate", idempotency_key, {"job": job_id, **asked})
-    task_id = await commands.request_generation(
+    task_id = await generation.request_generation(
         grid, job_id, body.version, body.prompt, body.max_tokens, body.temperature, body.seed, key
     )
     task = await queries.wait_for_task(grid, task_id, body.timeout)
@@ -116,7 +116,7 @@ async def generate(
             f"`distribai job logs {job_id}` may say more.",
         )
     if key is None:
-        await commands.withdraw_generation(grid, task_id, "nobody waits for it any more")
+        await generation.withdraw_generation(grid, task_id, "nobody waits for it any more")
     raise Unavailable(
         "task.timeout",
         f"No node has answered within {body.timeout:g} s; the task is {task.state}.",

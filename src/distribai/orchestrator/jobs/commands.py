@@ -9,18 +9,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from distribai.core.people import HOME, Principal
-from distribai.core.plain import Plain, canonical_json, to_plain
-from distribai.core.plan import validate_spec
+from distribai.core.plain import Plain, to_plain
 from distribai.core.ranges import SamplePool
 from distribai.core.spec import JobSpec
-from distribai.core.states import JOB, TASK, JobState, RoundState, TaskState, check, is_terminal
+from distribai.core.states import JOB, JobState, RoundState, TaskState, check, is_terminal
 from distribai.core.text import MAX_REASON, clean
 from distribai.core.turns import LEAST_WEIGHT, MOST_WEIGHT
-from distribai.errors import Conflict, InvalidSpec, NotFound
+from distribai.core.validation import validate_spec
+from distribai.errors import Conflict, InvalidSpec
 from distribai.orchestrator import events
 from distribai.orchestrator.context import Grid
-from distribai.orchestrator.idempotency import Key, SameKey, key_for, made_before, once, remember
+from distribai.orchestrator.idempotency import Key, SameKey, key_for, made_before, remember
 from distribai.orchestrator.jobs import forecasting, preparation
+from distribai.orchestrator.jobs.rows import lock_job
 from distribai.orchestrator.people import admission
 from distribai.orchestrator.rounds import tasks as task_rows
 from distribai.store import leases
@@ -28,8 +29,6 @@ from distribai.store.engine import AnyRow, Tx
 from distribai.store.statements import jobs as statements
 from distribai.store.statements import records, work
 from distribai.store.values import ranges_to_json
-
-MAX_GENERATED_TOKENS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +102,7 @@ async def create_job(
                 told["retry_of"] = origin.job_id
             await events.record(tx, "job.submitted", job_id=job_id, data=told)
             if verdict.accepted:
-                job = await _lock(tx, job_id)
+                job = await lock_job(tx, job_id)
                 await _queue(grid, tx, job, {"by": policy, "reason": verdict.reason})
     except SameKey:
         # The same request came twice at once; the other one was first, and this one is undone.
@@ -188,7 +187,7 @@ async def accept_job(grid: Grid, job_id: str, by: str) -> None:
         Conflict: ``job.state``: it was declined or has ended.
     """
     async with grid.db.write() as tx:
-        job = await _lock(tx, job_id)
+        job = await lock_job(tx, job_id)
         if job.state in (JobState.QUEUED, JobState.RUNNING, JobState.PAUSED):
             return
         await statements.change(tx, job_id, decision="")
@@ -214,7 +213,7 @@ async def decline_job(grid: Grid, job_id: str, why: str, by: str) -> None:
     """
     why = clean(why, MAX_REASON)
     async with grid.db.write() as tx:
-        job = await _lock(tx, job_id)
+        job = await lock_job(tx, job_id)
         if job.state == JobState.DECLINED:
             return
         _check(job, JobState.DECLINED, "declined")
@@ -233,7 +232,7 @@ async def cancel_job(grid: Grid, job_id: str, why: str, by: str) -> None:
     """
     why = clean(why, MAX_REASON)
     async with grid.db.write() as tx:
-        job = await _lock(tx, job_id)
+        job = await lock_job(tx, job_id)
         if job.state == JobState.CANCELLED:
             return
         _check(job, JobState.CANCELLED, "cancelled")
@@ -277,7 +276,7 @@ async def set_weight(grid: Grid, job_id: str, weight: float, by: str) -> None:
             field="weight",
         )
     async with grid.db.write() as tx:
-        job = await _lock(tx, job_id)
+        job = await lock_job(tx, job_id)
         if is_terminal(JOB, JobState(job.state)):
             raise _wrong_state(job, "weighed")
         if job.weight == weight:
@@ -289,7 +288,7 @@ async def set_weight(grid: Grid, job_id: str, weight: float, by: str) -> None:
 
 async def _switch(grid: Grid, job_id: str, new: JobState, verb: str, by: str) -> None:
     async with grid.db.write() as tx:
-        job = await _lock(tx, job_id)
+        job = await lock_job(tx, job_id)
         if job.state == new:
             return
         if new is JobState.RUNNING and job.state != JobState.PAUSED:
@@ -310,16 +309,7 @@ async def end_job(tx: Tx, job: AnyRow, new: JobState, reason: str) -> None:
     await statements.set_state(tx, job.id, new, reason=reason, ended_at=tx.now)
     for row in await work.rounds_of(tx, job.id):
         if row.state in (RoundState.OPEN, RoundState.CLOSING):
-            await work.leave_round(
-                tx,
-                job.id,
-                row.number,
-                row.take,
-                RoundState(row.state),
-                RoundState.ABANDONED,
-                reason=reason,
-                closed_at=tx.now,
-            )
+            await work.leave_round(tx, row, RoundState.ABANDONED, reason=reason, closed_at=tx.now)
     left = await work.tasks_in(tx, work.OPEN_TASKS, job_id=job.id)
     await leases.lock_tasks(tx, [task.id for task in left])
     for task in left:
@@ -327,68 +317,6 @@ async def end_job(tx: Tx, job: AnyRow, new: JobState, reason: str) -> None:
         if task.phase != "generate":
             await task_rows.end(tx, task, TaskState.CANCELLED, reason)
     await events.record(tx, f"job.{new.value}", job_id=job.id, data={"reason": reason})
-
-
-async def request_generation(
-    grid: Grid,
-    job_id: str,
-    version: int | None,
-    prompt: str,
-    max_tokens: int,
-    temperature: float,
-    seed: int,
-    key: Key | None = None,
-) -> str:
-    """Queue a generate task from ``version`` (None: the latest) and return its id; with a key that
-    was used for the same request, that one's id.
-
-    Raises:
-        NotFound: ``job.unknown`` or ``job.no_weights``.
-        InvalidSpec: ``spec.invalid``: a figure is out of bounds.
-        Conflict: ``http.idempotency``: the key was used for another request.
-    """
-    if not 1 <= max_tokens <= MAX_GENERATED_TOKENS or not 0 <= temperature <= 100:
-        raise InvalidSpec(
-            "spec.invalid",
-            f"Cannot generate {max_tokens} tokens at temperature {temperature}.",
-            f"Tokens: 1 to {MAX_GENERATED_TOKENS}; temperature: 0 to 100.",
-        )
-    params = {"prompt": prompt, "max_tokens": max_tokens, "temperature": temperature, "seed": seed}
-    canonical_json(params)  # refuses NaN before anything is written
-
-    async def make(tx: Tx) -> str:
-        job = await _lock(tx, job_id)
-        number = job.version if version is None else version
-        if not await statements.has_version(tx, job_id, number):
-            raise NotFound(
-                "job.no_weights",
-                f"Job {job_id} has no version {number}; its latest is {job.version}.",
-                "Wait for it, or take an earlier version.",
-            )
-        task_id = grid.new_id("task")
-        await task_rows.add(tx, task_id, job, number, "generate", params=params)
-        return task_id
-
-    task_id = await once(grid, key, make)
-    grid.wake.set()
-    return task_id
-
-
-async def withdraw_generation(grid: Grid, task_id: str, why: str) -> None:
-    """Cancel a sample that nobody waits for any more; one that has ended stays as it is."""
-    async with grid.db.write() as tx:
-        task = await work.get_task(tx, task_id)
-        assert task is not None, "tasks are never deleted"
-        if not is_terminal(TASK, TaskState(task.state)):
-            await task_rows.end(tx, task, TaskState.CANCELLED, why)
-    grid.wake.set()
-
-
-async def _lock(tx: Tx, job_id: str) -> AnyRow:
-    job = await statements.lock(tx, job_id)
-    if job is None:
-        raise NotFound("job.unknown", f"There is no job {job_id}.", "List jobs: distribai job list")
-    return job
 
 
 def _check(job: AnyRow, new: JobState, verb: str) -> None:

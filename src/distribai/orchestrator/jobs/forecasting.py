@@ -28,7 +28,7 @@ from distribai.orchestrator.context import Grid
 from distribai.orchestrator.rounds.opening import devices_of
 from distribai.orchestrator.rounds.tasks import spec_of
 from distribai.store.engine import AnyRow, Tx
-from distribai.store.statements import fleet, jobs, work
+from distribai.store.statements import fleet, jobs, submissions, work
 
 ROUNDS = 100
 """The latest rounds of a job that its phases are told of."""
@@ -133,7 +133,7 @@ async def measured(tx: Tx, job_id: str) -> Measured | None:
             t.outcome["metrics"].get("download_seconds", 0.0),
             t.outcome["metrics"].get("upload_seconds", 0.0),
         )
-        for t in await work.accepted_since(tx, job_id, since)
+        for t in await submissions.accepted_since(tx, job_id, since)
     ]
     return measure(times, tasks)
 
@@ -160,7 +160,7 @@ async def _reached(tx: Tx, parameters: int) -> dict[tuple[str, int], float]:
 
     for job in sorted(await jobs.latest_with_rounds(tx), key=distance):
         rates: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
-        for task in await work.accepted_since(tx, job.id, job.version - OF_A_DEVICE):
+        for task in await submissions.accepted_since(tx, job.id, job.version - OF_A_DEVICE):
             tokens, seconds = task.outcome["tokens"], task.outcome["metrics"].get("seconds", 0.0)
             if tokens > 0 and seconds > 0:
                 rate = FLOPS_PER_WEIGHT * job.parameters * tokens / seconds

@@ -10,6 +10,7 @@ from distribai.core.states import TASK, TaskState, is_terminal
 from distribai.errors import Ambiguous, NotFound, UsageError
 from distribai.orchestrator import feed
 from distribai.orchestrator.context import Grid
+from distribai.orchestrator.jobs.rows import get_job
 from distribai.orchestrator.jobs.show import show_job
 from distribai.orchestrator.rebuilding import whole_weights
 from distribai.orchestrator.records import (
@@ -24,7 +25,7 @@ from distribai.orchestrator.records import (
     VersionRecord,
 )
 from distribai.store.engine import AnyRow
-from distribai.store.statements import jobs, records, work
+from distribai.store.statements import jobs, records, submissions, work
 from distribai.store.values import blob_or_none, ranges_from_json
 
 __all__ = [
@@ -99,9 +100,7 @@ async def organization_of(grid: Grid, job_id: str) -> str:
         NotFound: ``job.unknown``.
     """
     async with grid.db.read() as tx:
-        job = await jobs.get(tx, job_id)
-    if job is None:
-        raise NotFound("job.unknown", f"There is no job {job_id[:80]}.")
+        job = await get_job(tx, job_id)
     return str(job.organization_id)
 
 
@@ -171,7 +170,7 @@ async def _rounds(
 ) -> tuple[RoundRecord, ...]:
     async with grid.db.read() as tx:
         rows = await work.rounds_of(tx, job_id, after, limit)
-        accepted = await work.accepted_by_round(tx, job_id)
+        accepted = await submissions.accepted_by_round(tx, job_id)
     return tuple(
         RoundRecord(
             number=r.number,
@@ -369,9 +368,7 @@ async def weights_blob(
         DistribAIError: see :func:`whole_weights`.
     """
     async with grid.db.read() as tx:
-        job = await jobs.get(tx, job_id)
-        if job is None:
-            raise NotFound("job.unknown", f"There is no job {job_id[:80]}.")
+        job = await get_job(tx, job_id)
         number = job.version if version is None else version
         row = await jobs.version(tx, job_id, number)
     if row is None:

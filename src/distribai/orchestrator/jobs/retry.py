@@ -6,9 +6,10 @@ from distribai.core.people import Principal
 from distribai.core.retry import retry_spec
 from distribai.core.spec import BlobRef
 from distribai.core.states import JobState
-from distribai.errors import Conflict, NotFound
+from distribai.errors import Conflict
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.jobs import commands
+from distribai.orchestrator.jobs.rows import get_job
 from distribai.orchestrator.rounds.tasks import spec_of
 from distribai.store.statements import jobs as statements
 
@@ -35,11 +36,7 @@ async def retry_job(
         DistribAIError: whatever else refuses a new job.
     """
     async with grid.db.read() as tx:
-        job = await statements.get(tx, job_id)
-        if job is None:
-            raise NotFound(
-                "job.unknown", f"There is no job {job_id[:80]}.", "List jobs: distribai job list"
-            )
+        job = await get_job(tx, job_id)
         version = await statements.version(tx, job_id, job.version)
         assert version is not None, "a job's version has a row"
         pool = statements.pool_of(job)

@@ -8,10 +8,10 @@ from distribai.core.forecast import Forecast
 from distribai.core.plain import from_plain
 from distribai.core.spec import JobSpec
 from distribai.core.states import JobState, TaskState
-from distribai.errors import NotFound
 from distribai.orchestrator import traffic
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.jobs.forecasting import measured
+from distribai.orchestrator.jobs.rows import get_job
 from distribai.orchestrator.records import ByteTotals, HeldOut, JobRecord, RoundProgress
 from distribai.orchestrator.rounds.decisions import ARRIVED, EXPECTED
 from distribai.orchestrator.rounds.opening import able_devices, training_devices, waits_for
@@ -27,11 +27,7 @@ async def show_job(grid: Grid, job_id: str) -> JobRecord:
         NotFound: ``job.unknown``.
     """
     async with grid.db.read() as tx:
-        job = await jobs.get(tx, job_id)
-        if job is None:
-            raise NotFound(
-                "job.unknown", f"There is no job {job_id[:80]}.", "List jobs: distribai job list"
-            )
+        job = await get_job(tx, job_id)
         spec = spec_of(job)
         row = await work.latest_round(tx, job_id)
         progress = await _progress(grid, tx, job, spec, row) if row is not None else None

@@ -26,8 +26,8 @@ from distribai.core.why import (
     obstacles,
     tasks_without_device,
 )
-from distribai.errors import NotFound
 from distribai.orchestrator.context import Grid
+from distribai.orchestrator.jobs.rows import get_job
 from distribai.orchestrator.rounds.decisions import view_round
 from distribai.orchestrator.rounds.opening import (
     REJOIN_HEARTBEATS,
@@ -41,7 +41,7 @@ from distribai.orchestrator.rounds.opening import (
 from distribai.orchestrator.rounds.picture import Picture, look
 from distribai.orchestrator.rounds.tasks import spec_of
 from distribai.store.engine import AnyRow, Tx
-from distribai.store.statements import jobs, watching, work
+from distribai.store.statements import watching, work
 
 UNDER_WAY = frozenset({RoundState.OPEN.value, RoundState.CLOSING.value})
 
@@ -53,11 +53,7 @@ async def why_job(grid: Grid, job_id: str) -> JobWhy:
         NotFound: ``job.unknown``.
     """
     async with grid.db.read() as tx:
-        job = await jobs.get(tx, job_id)
-        if job is None:
-            raise NotFound(
-                "job.unknown", f"There is no job {job_id[:80]}.", "List jobs: distribai job list"
-            )
+        job = await get_job(tx, job_id)
         reasons = await _reasons(grid, tx, job)
     working = reasons and all(r.code in ("working", "checking", "merge") for r in reasons)
     return JobWhy(

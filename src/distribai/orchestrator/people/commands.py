@@ -29,7 +29,7 @@ from distribai.orchestrator.people.records import (
     NewLogin,
 )
 from distribai.store.engine import AnyRow, Tx
-from distribai.store.statements import people
+from distribai.store.statements import invites, people
 
 # ------------------------------------------------------------------ accounts
 
@@ -72,7 +72,7 @@ async def close_account(grid: Grid, ref: str) -> None:
             return
         await _keep_an_operator(tx, row.id)
         await people.close_account(tx, row.id)
-        await people.revoke_invites_of(tx, row.id)
+        await invites.revoke_invites_of(tx, row.id)
         await events.record(tx, "account.closed", data={"account": row.id, "name": row.name})
 
 

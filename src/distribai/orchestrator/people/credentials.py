@@ -31,7 +31,7 @@ from distribai.orchestrator.people.records import (
 )
 from distribai.orchestrator.secrets import hash_secret, new_secret
 from distribai.store.engine import AnyRow, Tx
-from distribai.store.statements import fleet, people
+from distribai.store.statements import invites, people
 from distribai.wire import joinlink
 
 MAX_NAME = 100
@@ -238,7 +238,7 @@ async def create_invite(
         owner = await find_account(tx, account)
         if owner.closed_at is not None:
             raise Conflict("account.closed", f"The account {owner.name} is closed.")
-        await fleet.add_invite(
+        await invites.add_invite(
             tx,
             invite_id,
             hash_secret(secret),
@@ -253,7 +253,7 @@ async def create_invite(
         return invite_id, await _invite(tx, invite_id)
 
     async def again(tx: Tx, made: str) -> InviteRecord:
-        await people.new_invite_secret(tx, made, hash_secret(secret))
+        await invites.new_invite_secret(tx, made, hash_secret(secret))
         return await _invite(tx, made)
 
     told = await told_once(grid, key, make, again)
@@ -268,7 +268,7 @@ async def revoke_invite(grid: Grid, invite_id: str) -> InviteRecord:
         NotFound: ``invite.unknown``.
     """
     async with grid.db.write() as tx:
-        if not (invite_id.isprintable() and await people.revoke_invite(tx, invite_id)):
+        if not (invite_id.isprintable() and await invites.revoke_invite(tx, invite_id)):
             raise NotFound(
                 "invite.unknown",
                 f"No invite has the id {invite_id[:80]!r}.",
@@ -279,6 +279,6 @@ async def revoke_invite(grid: Grid, invite_id: str) -> InviteRecord:
 
 
 async def _invite(tx: Tx, invite_id: str) -> InviteRecord:
-    row = await people.invite(tx, invite_id)
+    row = await invites.invite(tx, invite_id)
     assert row is not None, "invites are never deleted"
     return invite_record(row, tx.now)

@@ -24,7 +24,7 @@ from distribai.orchestrator.people.records import (
 from distribai.orchestrator.records import Page
 from distribai.store import outbox
 from distribai.store.engine import AnyRow, Tx
-from distribai.store.statements import holdings, people
+from distribai.store.statements import holdings, invites, people
 
 
 async def find_account(tx: Tx, ref: str) -> AnyRow:
@@ -241,7 +241,7 @@ async def list_invites(grid: Grid, limit: int = 1000, cursor: str = "") -> Page[
     """
     before = _before(cursor)
     async with grid.db.read() as tx:
-        rows = await people.invites_page(tx, limit + 1, before)
+        rows = await invites.invites_page(tx, limit + 1, before)
         items = tuple(invite_record(row, tx.now) for row in rows[:limit])
     return Page(items, _behind(items[-1]) if len(rows) > limit else "")
 

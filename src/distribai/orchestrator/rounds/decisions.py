@@ -8,11 +8,11 @@ from itertools import groupby
 
 from distribai.core.paradigms import MergeDecision, paradigm
 from distribai.core.spec import JobSpec
-from distribai.core.states import TaskState
+from distribai.core.states import RoundState, TaskState
 from distribai.orchestrator.rounds.late import kept_for_their_nodes
 from distribai.orchestrator.rounds.opening import Wanted, able_devices
 from distribai.store.engine import AnyRow, Tx
-from distribai.store.statements import work
+from distribai.store.statements import jobs, submissions, work
 
 HISTORY = 1024
 """Past arrivals that are read; the paradigm keeps the last ones of what they say."""
@@ -35,6 +35,16 @@ class RoundView:
     decision: MergeDecision
     checking: int
     kept: frozenset[str]
+
+
+async def lock_round(tx: Tx, row: AnyRow, state: RoundState) -> tuple[AnyRow, AnyRow] | None:
+    """The job of a round, locked until the end of the transaction, and the round as it is now; None
+    when it has left ``state`` meanwhile."""
+    job = await jobs.lock(tx, row.job_id)
+    current = await work.get_round(tx, row.job_id, row.number, row.take)
+    assert job is not None, "rounds.job_id refers to it"
+    assert current is not None, "rounds are never deleted"
+    return (job, current) if current.state == state else None
 
 
 async def view_round(tx: Tx, spec: JobSpec, row: AnyRow, not_before: float = 0.0) -> RoundView:
@@ -79,7 +89,7 @@ async def _everybody_is_gone(tx: Tx, spec: JobSpec, tasks: Sequence[AnyRow]) -> 
 async def _offsets(tx: Tx, spec: JobSpec, row: AnyRow) -> list[float]:
     """Arrival offsets of the rounds before this one, oldest first, late arrivals included."""
     how = paradigm(spec.paradigm)
-    rows = await work.arrivals(tx, row.job_id, (row.number, row.take), HISTORY)
+    rows = await submissions.arrivals(tx, row.job_id, (row.number, row.take), HISTORY)
     groups = [list(g) for _, g in groupby(rows, key=lambda r: (r.round, r.take))]
     if len(rows) == HISTORY and len(groups) > 1:
         del groups[0]  # perhaps not whole

@@ -17,7 +17,7 @@ from distribai.orchestrator import events
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.records import MemberRecord
 from distribai.orchestrator.rounds import late, tasks
-from distribai.orchestrator.rounds.decisions import EXPECTED, view_round
+from distribai.orchestrator.rounds.decisions import EXPECTED, lock_round, view_round
 from distribai.orchestrator.rounds.opening import (
     SPEED_ROUNDS,
     AbleDevice,
@@ -28,7 +28,7 @@ from distribai.orchestrator.rounds.opening import (
 )
 from distribai.orchestrator.rounds.ready import Ready
 from distribai.store.engine import AnyRow, Tx
-from distribai.store.statements import fleet, jobs, work
+from distribai.store.statements import fleet, jobs, submissions, work
 
 WORTH_JOINING = 0.05
 """Share of a round that must be left: an update's bytes are the same, however little it holds."""
@@ -86,15 +86,13 @@ async def _still_idle(tx: Tx, devices: list[AbleDevice]) -> list[AbleDevice]:
 
 async def _join(grid: Grid, row: AnyRow, ready: Ready) -> bool:
     async with grid.db.write() as tx:
-        job = await jobs.lock(tx, row.job_id)
-        current = await work.get_round(tx, row.job_id, row.number, row.take)
-        assert job is not None
-        assert current is not None
-        if current.state != RoundState.OPEN:
+        locked = await lock_round(tx, row, RoundState.OPEN)
+        if locked is None:
             return False
+        job, current = locked
         spec = tasks.spec_of(job)
         view = await view_round(tx, spec, current, grid.not_before)
-        speeds = await work.speeds(tx, job.id, row.number - SPEED_ROUNDS)
+        speeds = await submissions.speeds(tx, job.id, row.number - SPEED_ROUNDS)
         share = share_left(spec, current, tx.now, speeds.values())
         idle = await _still_idle(tx, await _idle(tx, current, ready))
         still_open = view.decision.action == "wait" and view.decision.until is None

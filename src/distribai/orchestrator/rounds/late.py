@@ -18,7 +18,7 @@ from distribai.core.states import JOB, JobState, RoundState, TaskState, is_termi
 from distribai.orchestrator.rounds import tasks
 from distribai.orchestrator.rounds.opening import SPEED_ROUNDS, share_left
 from distribai.store.engine import AnyRow, Tx
-from distribai.store.statements import jobs, work
+from distribai.store.statements import jobs, submissions, work
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +85,14 @@ async def kept_for_their_nodes(
         return frozenset()
     if not how.takes_late(row.number, number, spec.rounds)[0]:
         return frozenset()
-    speeds = await work.speeds(tx, row.job_id, row.number - SPEED_ROUNDS)
+    speeds = await submissions.speeds(tx, row.job_id, row.number - SPEED_ROUNDS)
     possible = share_left(spec, row, tx.now, speeds.values()) * spec.steps_of_round(row.number)
     return frozenset(t.id for t in lost if (t.progress or {}).get("step", 0) >= possible)
 
 
 async def carried_over(tx: Tx, row: AnyRow) -> str:
     """What a round merges beside the submissions that it waited for, as the end of its reason."""
-    taken = await work.submissions_of_round(tx, row.job_id, row.number, row.take)
+    taken = await submissions.submissions_of_round(tx, row.job_id, row.number, row.take)
     late = sum(s.base_version != row.number for s in taken)
     kept = sum(s.base_version == row.number and s.submitted_at < row.opened_at for s in taken)
     told = ""

@@ -12,55 +12,22 @@ from a backup say, a resumed job merges the very same round.
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
-import os
 import tempfile
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 from distribai import points
-from distribai.core.architectures import manifest_of
-from distribai.core.codecs import feeds_back
-from distribai.core.plain import fingerprint, from_plain, to_plain
-from distribai.core.spec import BlobRef, JobSpec
+from distribai.core.plain import fingerprint, to_plain
 from distribai.core.states import JOB, ROUND, JobState, RoundState, check
-from distribai.core.tensors import ParameterManifest
 from distribai.errors import DistribAIError, Unavailable
-from distribai.merge.choices import outer_coefficients
-from distribai.merge.delta import Delta, open_delta
-from distribai.merge.feedback import Feedback
-from distribai.merge.manifests import AcceptedSubmission, RoundManifest, VersionManifest
-from distribai.merge.outer import MergedFiles, UpdateHeader, merge_files
+from distribai.merge.manifests import RoundManifest, VersionManifest
+from distribai.merge.outer import MergedFiles
 from distribai.orchestrator import events
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.rounds import late, results, tasks
-from distribai.orchestrator.rounds.decisions import view_round
+from distribai.orchestrator.rounds.computing import Inputs, compute, read_inputs
+from distribai.orchestrator.rounds.decisions import lock_round, view_round
 from distribai.store.engine import AnyRow, Tx
-from distribai.store.statements import fleet, jobs, records, work
-from distribai.store.values import blob_or_none, ranges_from_json
-
-
-@dataclass(frozen=True, slots=True)
-class _Inputs:
-    """What a merge reads: all rows of one closing round. ``submissions`` in the order of adding."""
-
-    spec: JobSpec
-    manifest: ParameterManifest
-    base: AnyRow
-    base_manifest: VersionManifest
-    submissions: tuple[AcceptedSubmission, ...]
-
-    @property
-    def momentum(self) -> BlobRef | None:
-        return blob_or_none(self.base.outer_sha, self.base.outer_size)
-
-    @property
-    def residual(self) -> BlobRef | None:
-        """What the way down keeps at the base version."""
-        return blob_or_none(self.base.residual_sha, self.base.residual_size)
+from distribai.store.statements import jobs, records, work
 
 
 async def merge_all(grid: Grid) -> tuple[bool, float | None]:
@@ -98,17 +65,15 @@ async def _decide(grid: Grid, row: AnyRow) -> bool:
     if view.decision.action == "wait" and view.decision.until == row.deadline_at:
         return False
     async with grid.db.write() as tx:
-        job = await jobs.lock(tx, row.job_id)
-        current = await work.get_round(tx, row.job_id, row.number, row.take)
-        assert job is not None
-        assert current is not None
-        if current.state != RoundState.OPEN:
+        locked = await lock_round(tx, row, RoundState.OPEN)
+        if locked is None:
             return False
+        job, current = locked
         view = await view_round(tx, tasks.spec_of(job), current, grid.not_before)
         decision = view.decision
         if decision.action == "wait" or view.checking:
             if decision.until != current.deadline_at:
-                await work.set_deadline(tx, row.job_id, row.number, row.take, decision.until)
+                await work.set_deadline(tx, row, decision.until)
                 told = {"round": row.number, "take": row.take, "until": decision.until}
                 await events.record(tx, "round.deadline", job_id=row.job_id, data=told)
                 grid.wake.set()
@@ -125,16 +90,7 @@ async def _freeze(tx: Tx, job: AnyRow, row: AnyRow, new: RoundState, reason: str
     """Close a round for new work: what is still leased is late work for the next one, and what was
     late for this one has come too late."""
     check(ROUND, RoundState(row.state), new, f"Round {row.number + 1} of job {job.id}")
-    await work.leave_round(
-        tx,
-        job.id,
-        row.number,
-        row.take,
-        RoundState(row.state),
-        new,
-        reason=reason,
-        closed_at=tx.now,
-    )
+    await work.leave_round(tx, row, new, reason=reason, closed_at=tx.now)
     await late.end_expired(tx, job)
     await events.record(
         tx,
@@ -145,11 +101,11 @@ async def _freeze(tx: Tx, job: AnyRow, row: AnyRow, new: RoundState, reason: str
 
 
 async def _merge(grid: Grid, row: AnyRow) -> None:
-    inputs = await _read(grid, row)
+    inputs = await read_inputs(grid, row)
     with tempfile.TemporaryDirectory(prefix="merge-", dir=grid.scratch) as scratch:
         try:
             points.reach("merge.files.before")
-            merged = await _compute(grid, row, inputs, Path(scratch))
+            merged = await compute(grid, row, inputs, Path(scratch))
             points.reach("merge.files.after")
         except Unavailable:
             raise
@@ -167,126 +123,7 @@ async def _merge(grid: Grid, row: AnyRow) -> None:
     await _publish(grid, row, inputs, merged)
 
 
-async def _read(grid: Grid, row: AnyRow) -> _Inputs:
-    async with grid.db.read() as tx:
-        job = await jobs.get(tx, row.job_id)
-        base = await jobs.version(tx, row.job_id, row.number)
-        accepted = await work.submissions_of_round(tx, row.job_id, row.number, row.take)
-        nodes = await fleet.nodes_by_id(tx, {s.node_id for s in accepted})
-    assert job is not None
-    assert base is not None
-    spec = tasks.spec_of(job)
-    keys = {n.id: hashlib.sha256(n.public_key).digest() for n in nodes}
-    ordered = sorted(accepted, key=lambda s: (keys[s.node_id], s.slot, s.task_id))
-    return _Inputs(
-        spec=spec,
-        manifest=manifest_of(spec.model.family, spec.model.config),
-        base=base,
-        base_manifest=from_plain(VersionManifest, base.manifest),
-        submissions=tuple(
-            AcceptedSubmission(
-                task_id=s.task_id,
-                attempt=s.attempt,
-                node_id=s.node_id,
-                delta=BlobRef(s.delta_sha, s.delta_size),
-                tokens=s.tokens,
-                steps=s.steps,
-                samples=ranges_from_json(s.samples),
-                staleness=row.number - s.base_version,
-            )
-            for s in ordered
-        ),
-    )
-
-
-async def _compute(grid: Grid, row: AnyRow, inputs: _Inputs, scratch: Path) -> MergedFiles:
-    """The outer step, in a thread.
-
-    Raises:
-        DistribAIError: the inputs cannot be merged.
-    """
-    async with AsyncExitStack() as stack:
-        base = BlobRef(inputs.base.weights_sha, inputs.base.weights_size)
-        theta = await stack.enter_async_context(grid.blobs.local(base))
-        momentum = None
-        if inputs.momentum is not None:
-            momentum = await stack.enter_async_context(grid.blobs.local(inputs.momentum))
-        residual = None
-        if inputs.residual is not None:
-            residual = await stack.enter_async_context(grid.blobs.local(inputs.residual))
-        paths = [
-            await stack.enter_async_context(grid.blobs.local(s.delta)) for s in inputs.submissions
-        ]
-        return await asyncio.to_thread(
-            _outer_step,
-            row.job_id,
-            row.number,
-            inputs,
-            theta,
-            momentum,
-            residual,
-            paths,
-            scratch,
-            grid.settings.merge_threads or os.cpu_count() or 1,
-        )
-
-
-def _outer_step(
-    job_id: str,
-    number: int,
-    inputs: _Inputs,
-    theta: Path,
-    momentum: Path | None,
-    residual: Path | None,
-    paths: Sequence[Path],
-    scratch: Path,
-    threads: int,
-) -> MergedFiles:
-    deltas: list[Delta] = [
-        # Scanned for NaN when it was verified; its hash says that it is the same file.
-        open_delta(
-            path,
-            inputs.manifest,
-            {
-                "task_id": s.task_id,
-                "attempt": s.attempt,
-                "base_version": number - s.staleness,
-            },
-            scan=False,
-        )
-        for path, s in zip(paths, inputs.submissions, strict=True)
-    ]
-    from_trained = inputs.spec.model.init is not None
-    eta, mu = outer_coefficients(
-        inputs.spec.outer, number, from_trained, inputs.spec.round_count - 1 - number
-    )
-    feedback = None
-    if feeds_back(inputs.spec.rounds.codec_down):
-        feedback = Feedback(residual, scratch / "residual")
-    return merge_files(
-        inputs.manifest,
-        theta,
-        momentum,
-        deltas,
-        [s.tokens for s in inputs.submissions],
-        eta,
-        mu,
-        out_theta=scratch / "theta",
-        out_momentum=scratch / "momentum",
-        out_update=scratch / "update",
-        header=UpdateHeader(
-            job_id=job_id,
-            version=number + 1,
-            manifest_hash=inputs.manifest.hash,
-            codec=inputs.spec.codec_down_of(number),
-        ),
-        threads=threads,
-        staleness=[s.staleness for s in inputs.submissions],
-        feedback=feedback,
-    )
-
-
-async def _publish(grid: Grid, row: AnyRow, inputs: _Inputs, merged: MergedFiles) -> None:
+async def _publish(grid: Grid, row: AnyRow, inputs: Inputs, merged: MergedFiles) -> None:
     new = row.number + 1
     tokens = sum(s.tokens for s in inputs.submissions)
     async with grid.db.write() as tx:
@@ -307,15 +144,7 @@ async def _publish(grid: Grid, row: AnyRow, inputs: _Inputs, merged: MergedFiles
             base_residual_hash=inputs.base.residual_hash,
             residual_hash=merged.residual_hash,
         )
-        moved = await work.leave_round(
-            tx,
-            job.id,
-            row.number,
-            row.take,
-            RoundState.CLOSING,
-            RoundState.MERGED,
-            manifest=to_plain(record),
-        )
+        moved = await work.leave_round(tx, row, RoundState.MERGED, manifest=to_plain(record))
         if not moved:  # cancelled while it was computed
             return
         version = VersionManifest(
@@ -373,11 +202,10 @@ async def _insert_version(
 
 async def _give_up(grid: Grid, row: AnyRow, problem: DistribAIError) -> None:
     async with grid.db.write() as tx:
-        job = await jobs.lock(tx, row.job_id)
-        assert job is not None
-        current = await work.get_round(tx, row.job_id, row.number, row.take)
-        if current is None or current.state != RoundState.CLOSING:
+        locked = await lock_round(tx, row, RoundState.CLOSING)
+        if locked is None:
             return
+        job, _ = locked
         reason = f"round {row.number + 1} cannot be merged: {problem}"
         if job.state in (JobState.RUNNING, JobState.PAUSED):
             await results.fail_job(tx, job, reason)
@@ -386,11 +214,10 @@ async def _give_up(grid: Grid, row: AnyRow, problem: DistribAIError) -> None:
 async def _rest(grid: Grid, row: AnyRow, problem: DistribAIError) -> None:
     """Pause a job whose round needs a file that is damaged or gone; nothing of it is lost yet."""
     async with grid.db.write() as tx:
-        job = await jobs.lock(tx, row.job_id)
-        assert job is not None
-        current = await work.get_round(tx, row.job_id, row.number, row.take)
-        if current is None or current.state != RoundState.CLOSING:
+        locked = await lock_round(tx, row, RoundState.CLOSING)
+        if locked is None:
             return  # another replica has merged it, and its base may be gone since
+        job, _ = locked
         if job.state not in (JobState.RUNNING, JobState.PAUSED):
             return
         reason = (

@@ -27,7 +27,7 @@ from distribai.orchestrator.context import Grid
 from distribai.orchestrator.records import MemberRecord
 from distribai.orchestrator.rounds import tasks
 from distribai.store.engine import AnyRow, Tx
-from distribai.store.statements import fleet, jobs, turns, work
+from distribai.store.statements import fleet, jobs, submissions, turns, work
 
 if TYPE_CHECKING:
     from distribai.orchestrator.rounds.ready import Ready
@@ -229,7 +229,7 @@ async def _open(grid: Grid, job_id: str) -> bool:
         number = job.version
         spec = tasks.spec_of(job)
         here = candidates(spec, await able_devices(tx), await training_devices(tx), job_id)
-        speeds = await work.speeds(tx, job_id, number - SPEED_ROUNDS)
+        speeds = await submissions.speeds(tx, job_id, number - SPEED_ROUNDS)
         how = paradigm(spec.paradigm)
         take, carried = 0, 0
         if last is not None and last.number == number:
@@ -258,7 +258,7 @@ async def _open(grid: Grid, job_id: str) -> bool:
             opened_at=tx.now,
         )
         if take:
-            await work.carry_over(tx, job_id, number, take - 1, take)
+            await submissions.carry_over(tx, job_id, number, take - 1, take)
         await jobs.save_pool(tx, job_id, pool)
         await tasks.add_slots(grid, tx, job, number, take, slots)
         if state is JobState.QUEUED:

@@ -25,7 +25,7 @@ from distribai.orchestrator.rounds.late import destination, may_come_back
 from distribai.orchestrator.rounds.opening import SPEED_ROUNDS, AbleDevice, Wanted
 from distribai.orchestrator.rounds.ready import Ready
 from distribai.store.engine import AnyRow, Tx
-from distribai.store.statements import jobs, turns, work
+from distribai.store.statements import jobs, submissions, turns, work
 
 SAMPLE = 64
 """Nodes that fit a job and are named, before anybody asks for all of them."""
@@ -124,7 +124,7 @@ class Speeds:
         """Tokens per second by (node, device), and the median; None when nothing is known."""
         key = (job.id, job.version)
         if key not in self._known:
-            found = await work.speeds(tx, job.id, job.version - SPEED_ROUNDS)
+            found = await submissions.speeds(tx, job.id, job.version - SPEED_ROUNDS)
             median = sorted(found.values())[len(found) // 2] if found else None
             self._known[key] = (found, median)
         return self._known[key]

@@ -27,7 +27,7 @@ from distribai.orchestrator.rounds.decisions import view_round
 from distribai.store import leases
 from distribai.store.blobs import no_blob
 from distribai.store.engine import AnyRow, Tx
-from distribai.store.statements import fleet, jobs, records, work
+from distribai.store.statements import fleet, jobs, records, submissions, work
 from distribai.store.values import ranges_from_json, ranges_to_json
 
 MAX_TEXT = 1_000_000
@@ -209,7 +209,7 @@ async def _check_sent(grid: Grid, delta: BlobRef) -> None:
 async def _judge(
     grid: Grid, tx: Tx, task: AnyRow, outcome: Outcome, problem: DistribAIError | None
 ) -> None:
-    if await work.has_submission(tx, task.id):
+    if await submissions.has_submission(tx, task.id):
         # The fence keeps a second report away; without it the submission's key must suffice.
         await leases.leave_state(tx, task.id, TaskState.VERIFYING, TaskState.ACCEPTED)
         return
@@ -235,7 +235,7 @@ async def _accept(tx: Tx, task: AnyRow, outcome: Outcome, into: tuple[int, int])
     """Let the work count, in round ``into`` (number, take) if it is training."""
     check(TASK, TaskState(task.state), TaskState.ACCEPTED, f"Task {task.id}")
     consumed = normalize(outcome.samples) if task.phase == "train" else ()
-    first = await work.add_submission(
+    first = await submissions.add_submission(
         tx,
         task_id=task.id,
         job_id=task.job_id,

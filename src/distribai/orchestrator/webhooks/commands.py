@@ -19,7 +19,7 @@ from distribai.orchestrator.webhooks.queries import DeliveryRecord, delivery_of,
 from distribai.orchestrator.webhooks.sending import Sender
 from distribai.store import outbox
 from distribai.store.engine import AnyRow, Tx
-from distribai.store.statements import fleet, webhooks
+from distribai.store.statements import facts, webhooks
 
 MAX_WEBHOOKS = 200
 """Webhooks of one grid: each is a reader of all events."""
@@ -94,7 +94,7 @@ async def _check_key(tx: Tx, mine: str) -> None:
             process has.
     """
     # Written first: of two replicas that make the grid's first webhook, one waits for the other.
-    await fleet.set_fact(tx, "webhook_key", mine)
+    await facts.put(tx, "webhook_key", mine)
     if others := await webhooks.count_of_other_keys(tx, mine):
         raise Unavailable(
             "webhook.key",

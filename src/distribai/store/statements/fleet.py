@@ -1,4 +1,4 @@
-"""Nodes, sessions, invites and tokens.
+"""Nodes: how they are, and what of theirs failed.
 
 Who changes several nodes at once locks them by their ids' order, or PostgreSQL would undo one of
 two replicas that wait for each other.
@@ -9,24 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import (
-    ColumnElement,
-    and_,
-    delete,
-    exists,
-    func,
-    insert,
-    or_,
-    select,
-    update,
-)
+from sqlalchemy import ColumnElement, and_, delete, exists, func, insert, or_, select, update
 
 from distribai.core.states import Liveness, Standing
 from distribai.store.engine import AnyRow, Tx
 from distribai.store.listed import BIG, TEXT, among, rows
-from distribai.store.tables import failures, invites, meta, nodes, sessions, submissions
-
-# ------------------------------------------------------------------ nodes
+from distribai.store.tables import failures, nodes, sessions, submissions
 
 
 async def lock_node(tx: Tx, node_id: str) -> AnyRow | None:
@@ -259,188 +247,7 @@ async def hear_all(tx: Tx) -> None:
     )
 
 
-# ------------------------------------------------------------------ sessions
-
-
-async def open_session(tx: Tx, session_id: str, node_id: str, token_hash: str, holder: str) -> None:
-    """Open a session; all earlier ones of the node end, and their tokens with them."""
-    await end_sessions(tx, node_id)
-    await tx.run(
-        insert(sessions).values(
-            id=session_id,
-            node_id=node_id,
-            token_hash=token_hash,
-            holder=holder,
-            created_at=tx.now,
-        )
-    )
-
-
-async def renew_session(tx: Tx, session_id: str, token_hash: str) -> None:
-    """Give a session that goes on a fresh token; it counts as begun now."""
-    await tx.run(
-        update(sessions)
-        .where(sessions.c.id == session_id)
-        .values(token_hash=token_hash, created_at=tx.now)
-    )
-
-
-async def registered_since(tx: Tx, node_id: str, moment: float) -> bool:
-    """Whether a session of the node is open that began, or was taken up again, behind ``moment``.
-    The node's row is locked, so that nobody else begins one now."""
-    found = await tx.first(
-        select(sessions.c.id)
-        .where(
-            sessions.c.node_id == node_id,
-            sessions.c.ended_at.is_(None),
-            sessions.c.created_at > moment,
-        )
-        .limit(1)
-    )
-    return found is not None
-
-
-async def end_sessions(tx: Tx, node_id: str | None) -> None:
-    """End all sessions of a node; None: of every node."""
-    statement = update(sessions).where(sessions.c.ended_at.is_(None)).values(ended_at=tx.now)
-    await tx.run(statement if node_id is None else statement.where(sessions.c.node_id == node_id))
-
-
-async def end_session(tx: Tx, session_id: str) -> bool:
-    """End one session; whether it was open."""
-    statement = update(sessions).where(sessions.c.id == session_id, sessions.c.ended_at.is_(None))
-    ended = await tx.first(statement.values(ended_at=tx.now).returning(sessions.c.id))
-    return ended is not None
-
-
-async def open_sessions(tx: Tx, ids: Collection[str]) -> set[str]:
-    """Which of the sessions ``ids`` have not been ended."""
-    if not ids:
-        return set()
-    found = await tx.all(
-        select(sessions.c.id).where(among(tx, sessions.c.id, ids), sessions.c.ended_at.is_(None))
-    )
-    return {row.id for row in found}
-
-
-async def ended_sessions(tx: Tx, ids: Collection[str]) -> set[str]:
-    """Which of the sessions ``ids`` are open no more."""
-    asked = rows(tx, "asked", {"id": TEXT}, [{"id": i} for i in ids])
-    is_open = exists().where(sessions.c.id == asked.c.id, sessions.c.ended_at.is_(None))
-    return {row.id for row in await tx.all(select(asked.c.id).where(~is_open))}
-
-
-async def node_of_session(tx: Tx, session_id: str, node_id: str) -> AnyRow | None:
-    """Id and standing of a node whose session ``session_id`` is open."""
-    return await tx.first(
-        select(nodes.c.id, nodes.c.standing)
-        .join(sessions, sessions.c.node_id == nodes.c.id)
-        .where(
-            sessions.c.id == session_id,
-            sessions.c.ended_at.is_(None),
-            nodes.c.id == node_id,
-        )
-    )
-
-
 async def standing(tx: Tx, node_id: str) -> str | None:
     """A node's standing; None: there is no such node."""
     found = await tx.scalar(select(nodes.c.standing).where(nodes.c.id == node_id))
     return None if found is None else str(found)
-
-
-async def node_of_token(tx: Tx, token_hash: str) -> AnyRow | None:
-    """Id and standing of the node whose open session has this token."""
-    return await tx.first(
-        select(nodes.c.id, nodes.c.standing)
-        .join(sessions, sessions.c.node_id == nodes.c.id)
-        .where(sessions.c.token_hash == token_hash, sessions.c.ended_at.is_(None))
-    )
-
-
-# ------------------------------------------------------------------ tokens and invites
-
-
-async def add_invite(tx: Tx, invite_id: str, secret_hash: str, **values: Any) -> None:
-    """Insert an invite; without ``values`` it is the operator's, has no limits, and trusts as
-    the grid's mode does."""
-    await tx.run(
-        insert(invites).values(id=invite_id, secret_hash=secret_hash, created_at=tx.now, **values)
-    )
-
-
-async def valid_invite(tx: Tx, secret_hash: str) -> str | None:
-    """The id of an invite that still lets nodes in."""
-    row = await tx.first(select(invites.c.id).where(_lets_in(tx, secret_hash)))
-    return None if row is None else str(row.id)
-
-
-async def still_lets_in(tx: Tx, invite_id: str) -> bool:
-    """Whether the invite with this id still lets nodes in."""
-    return (
-        await tx.first(select(invites.c.id).where(_open(tx), invites.c.id == invite_id)) is not None
-    )
-
-
-async def use_invite(tx: Tx, secret_hash: str) -> AnyRow | None:
-    """Take one use from an invite, if it counts them, and return its id, its account and whether
-    it makes nodes trusted; None when it lets nobody in (any more). Two nodes at once do not both
-    take the last use."""
-    return await tx.first(
-        update(invites)
-        .where(_lets_in(tx, secret_hash))
-        .values(uses_left=invites.c.uses_left - 1)
-        .returning(invites.c.id, invites.c.account_id, invites.c.trusted)
-    )
-
-
-def _lets_in(tx: Tx, secret_hash: str) -> ColumnElement[bool]:
-    return and_(invites.c.secret_hash == secret_hash, _open(tx))
-
-
-def _open(tx: Tx) -> ColumnElement[bool]:
-    return and_(
-        invites.c.revoked.is_(False),
-        or_(invites.c.expires_at.is_(None), invites.c.expires_at > tx.now),
-        or_(invites.c.uses_left.is_(None), invites.c.uses_left > 0),
-    )
-
-
-# ------------------------------------------------------------------ single facts
-
-
-async def fact(tx: Tx, key: str) -> str | None:
-    """A single fact of the grid."""
-    found = await tx.scalar(select(meta.c.value).where(meta.c.key == key))
-    return None if found is None else str(found)
-
-
-async def locked_fact(tx: Tx, key: str) -> str | None:
-    """A single fact of the grid, which nobody else changes until the transaction ends."""
-    query = select(meta.c.value).where(meta.c.key == key).with_for_update()
-    found = await tx.scalar(query)
-    return None if found is None else str(found)
-
-
-async def facts(tx: Tx, prefix: str) -> list[tuple[str, str]]:
-    """All facts whose keys begin with ``prefix``."""
-    found = await tx.all(
-        select(meta.c.key, meta.c.value).where(meta.c.key.startswith(prefix, autoescape=True))
-    )
-    return [(str(row.key), str(row.value)) for row in found]
-
-
-async def drop_fact(tx: Tx, key: str) -> None:
-    """Remove a fact."""
-    await tx.run(delete(meta).where(meta.c.key == key))
-
-
-async def set_fact(tx: Tx, key: str, value: str) -> None:
-    """Write a fact, in place of an earlier one."""
-    statement = tx.insert(meta).values(key=key, value=value)
-    await tx.run(statement.on_conflict_do_update(index_elements=["key"], set_={"value": value}))
-
-
-async def set_fact_once(tx: Tx, key: str, value: str) -> None:
-    """Write a fact that is not there yet."""
-    await tx.run(tx.insert(meta).values(key=key, value=value).on_conflict_do_nothing())

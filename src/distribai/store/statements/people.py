@@ -1,36 +1,22 @@
-"""Accounts, organizations, memberships, keys, logins, invites."""
+"""Accounts, organizations, memberships, keys, logins."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import (
-    ColumnElement,
-    Table,
-    and_,
-    insert,
-    or_,
-    select,
-    update,
-)
+from sqlalchemy import ColumnElement, Table, and_, insert, or_, select, update
 
 from distribai.core.people import HOME, Role
 from distribai.store.engine import AnyRow, Tx
-from distribai.store.tables import (
-    accounts,
-    api_keys,
-    invites,
-    memberships,
-    organizations,
-    tokens,
-)
+from distribai.store.tables import accounts, api_keys, memberships, organizations, tokens
 
 Before = tuple[float, str]
 """Where a page that is read backwards in time begins: before this (created_at, id)."""
 
 
-def _newest_first(query: Any, table: Table, limit: int, before: Before | None) -> Any:
+def newest_first(query: Any, table: Table, limit: int, before: Before | None) -> Any:
+    """``query`` over ``table`` as one page, the newest row first."""
     at, key = table.c.created_at, table.c.id
     if before is not None:
         query = query.where(or_(at < before[0], and_(at == before[0], key > before[1])))
@@ -249,7 +235,7 @@ async def keys_page(
 ) -> Sequence[AnyRow]:
     """Keys of an account, the newest first, those before ``(created_at, id)``."""
     query = select(api_keys).where(api_keys.c.account_id == account_id)
-    return await tx.all(_newest_first(query, api_keys, limit, before))
+    return await tx.all(newest_first(query, api_keys, limit, before))
 
 
 async def new_secret(tx: Tx, key_id: str, prefix: str, secret_hash: str) -> None:
@@ -307,38 +293,3 @@ async def take_login(tx: Tx, token_hash: str) -> str | None:
     if row is None or (row.expires_at is not None and row.expires_at <= tx.now):
         return None
     return str(row.account_id)
-
-
-# ------------------------------------------------------------------ invites
-
-
-def _with_account() -> Any:
-    return select(invites, accounts.c.name.label("account")).join(
-        accounts, accounts.c.id == invites.c.account_id, isouter=True
-    )
-
-
-async def invite(tx: Tx, invite_id: str) -> AnyRow | None:
-    """One invite with its account's name."""
-    return await tx.first(_with_account().where(invites.c.id == invite_id))
-
-
-async def invites_page(tx: Tx, limit: int, before: Before | None = None) -> Sequence[AnyRow]:
-    """Invites with their account's name, the newest first, those before ``(created_at, id)``."""
-    return await tx.all(_newest_first(_with_account(), invites, limit, before))
-
-
-async def new_invite_secret(tx: Tx, invite_id: str, secret_hash: str) -> None:
-    """Give an invite another secret; the one before lets nobody in any more."""
-    await tx.run(update(invites).where(invites.c.id == invite_id).values(secret_hash=secret_hash))
-
-
-async def revoke_invites_of(tx: Tx, account_id: str) -> None:
-    """Let all invites of an account let nobody in any more."""
-    await tx.run(update(invites).where(invites.c.account_id == account_id).values(revoked=True))
-
-
-async def revoke_invite(tx: Tx, invite_id: str) -> bool:
-    """Let an invite let nobody in any more; False when there is no such invite."""
-    statement = update(invites).where(invites.c.id == invite_id).values(revoked=True)
-    return await tx.first(statement.returning(invites.c.id)) is not None

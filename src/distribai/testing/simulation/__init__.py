@@ -20,8 +20,8 @@ from __future__ import annotations
 from distribai.testing.simulation.events import Event, read_events, read_log, write_log
 from distribai.testing.simulation.grid import Outcome, Scenario, simulate
 from distribai.testing.simulation.machines import Fleet, Machine, Outage, capacity, ceiling
-from distribai.testing.simulation.node import Payload
 from distribai.testing.simulation.replay import machines_of
+from distribai.testing.simulation.site import Payload
 
 __all__ = [
     "Event",

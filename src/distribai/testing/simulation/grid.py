@@ -20,11 +20,12 @@ from distribai.orchestrator.fleet import tokens
 from distribai.orchestrator.jobs import commands
 from distribai.sections import LivenessSettings, OrchestratorSettings
 from distribai.store.engine import AnyRow
-from distribai.store.statements import jobs, work
+from distribai.store.statements import jobs, submissions, work
 from distribai.testing.simulation import loop as virtual
 from distribai.testing.simulation.events import Event, read_events
 from distribai.testing.simulation.machines import Machine, capacity, ceiling
-from distribai.testing.simulation.node import Payload, Site, VirtualNode
+from distribai.testing.simulation.node import VirtualNode
+from distribai.testing.simulation.site import Payload, Site
 from distribai.testing.simulation.stores import InlineDatabase, PacedBlobs
 from distribai.testing.simulation.work import Workshop
 
@@ -251,7 +252,9 @@ async def _outcome(scenario: Scenario, site: Site, job_id: str) -> Outcome:
         opened = await work.rounds_of(tx, job_id)
         versions = await jobs.all_versions(tx, job_id)
         numbers = [(r.number, r.take) for r in opened if r.state == RoundState.MERGED]
-        merged = [s for n in numbers for s in await work.submissions_of_round(tx, job_id, *n)]
+        merged = [
+            s for n in numbers for s in await submissions.submissions_of_round(tx, job_id, *n)
+        ]
     ends = [v.created_at - site.origin for v in versions[1:]]
     boundaries = ([opened[0].opened_at - site.origin] if ends else []) + ends
     machines = scenario.machines
