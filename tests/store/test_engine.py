@@ -8,6 +8,7 @@ from typing import Any, Literal
 import aiosqlite
 import pytest
 from sqlalchemy import delete, insert, select, text, update
+from sqlalchemy.engine.interfaces import CacheStats
 from sqlalchemy.exc import IntegrityError
 
 from distribai import points
@@ -70,6 +71,21 @@ async def test_a_statement_costs_one_way_to_the_file_s_thread(
         assert len(ways) == 5
         assert [row.value for row in await tx.all(select(meta.c.value))] == ["1", "0", "x"]
     await database.close()
+
+
+async def test_a_statement_is_compiled_once_for_all_databases_of_a_kind(tmp_path: Path) -> None:
+    statement = select(meta.c.value.label("once"))
+    seen = []
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        database = Database(await new_sqlite(tmp_path / name), durable=False)
+        for transaction in (database.write, database.read):
+            async with transaction() as tx:
+                result = await tx.run(statement)
+                assert result.context is not None
+                seen.append(result.context.cache_hit)
+        await database.close()
+    assert seen == [CacheStats.CACHE_MISS, *[CacheStats.CACHE_HIT] * 3]
 
 
 async def test_concurrent_writers_all_get_their_turn(db: Database) -> None:
