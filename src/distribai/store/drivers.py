@@ -150,6 +150,9 @@ def sqlite_engine(url: URL, begin: str, size: int, durable: bool) -> AsyncEngine
         module=_SqliteDriver(aiosqlite, sqlite3),
         pool_size=size,
         max_overflow=0,
+        # Whoever takes a connection ends its transaction before it is given back, so the pool need
+        # not undo anything: that would be one more way to the connection's thread.
+        pool_reset_on_return=None,
         execution_options={"compiled_cache": _COMPILED},
         connect_args={"timeout": BUSY_S},
     )
