@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check
 DEMO_ARGS ?=
 
+# Images often set it. A suite of processes would compile our sources again in each of them.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo check format test chaos bench proto docs clean
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,13 @@ from tests.e2e.harness import EVERYTHING, GridProcesses, grid, wait_for
 pytestmark = pytest.mark.e2e
 
 SHORT = ["--batch", "4", "--seq-len", "32"]
+
+
+@pytest.fixture(scope="module")
+def idle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GridProcesses]:
+    """A grid without nodes, for all tests that start none of their own."""
+    with grid(tmp_path_factory.mktemp("idle"), nodes=0) as g:
+        yield g
 
 
 def create(grid: GridProcesses, name: str, steps: int, *more: str, inner_steps: int = 10) -> str:
@@ -116,24 +124,6 @@ def test_the_orchestrator_can_be_restarted_under_a_running_job(tmp_path: Path) -
         assert audit(g.state, job_id) == 6
 
 
-def test_jobs_wait_for_the_operator_and_can_be_declined_and_cancelled(tmp_path: Path) -> None:
-    with grid(tmp_path, nodes=0) as g:
-        first = g.json("job", "create", "one", "1000")
-        second = g.json("job", "create", "two", "1000")
-        assert g.json("job", "show", first["id"])["state"] == "submitted"
-        g.cli("job", "decline", first["id"], "--why", "not today")
-        assert job(g, "one")["reason"] == "not today"
-        g.cli("job", "accept", "two")
-        g.cli("job", "cancel", second["id"])
-        assert job(g, "two")["state"] == "cancelled"
-        assert g.cli("job", "accept", "one", check=None).returncode == 5
-        assert g.cli("job", "show", "three", check=None).returncode == 3
-        assert {j["name"]: j["state"] for j in g.json("job", "list")} == {
-            "one": "declined",
-            "two": "cancelled",
-        }
-
-
 def test_a_recipe_is_planned_refused_and_followed(tmp_path: Path) -> None:
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("the quick brown fox jumps over the lazy dog. " * 400)
@@ -175,18 +165,36 @@ def test_a_recipe_is_planned_refused_and_followed(tmp_path: Path) -> None:
         assert len(g.json("job", "list")) == 1
 
 
-def test_a_second_orchestrator_and_a_taken_port_are_refused(tmp_path: Path) -> None:
-    with grid(tmp_path, nodes=0) as g:
-        second = g.cli("orchestrator", "start", "--grpc-port", "0", "--http-port", "0", check=None)
-        assert "code: grid.locked" in second.stderr
-        port = g.ready["http"].rsplit(":", 1)[1]
-        taken = g.cli(
-            "orchestrator", "start", "--grpc-port", "0", "--http-port", port,
-            "--state-dir", str(tmp_path / "other"), check=None,
-        )  # fmt: skip
-        assert "code: grid.port" in taken.stderr
-        undecided = g.cli(
-            "orchestrator", "start", "--tls", "--insecure", "--state-dir", str(tmp_path / "third"),
-            check=None,
-        )  # fmt: skip
-        assert "code: config.invalid" in undecided.stderr
+def test_jobs_wait_for_the_operator_and_can_be_declined_and_cancelled(idle: GridProcesses) -> None:
+    first = idle.json("job", "create", "one", "1000")
+    second = idle.json("job", "create", "two", "1000")
+    assert idle.json("job", "show", first["id"])["state"] == "submitted"
+    idle.cli("job", "decline", first["id"], "--why", "not today")
+    assert job(idle, "one")["reason"] == "not today"
+    idle.cli("job", "accept", "two")
+    idle.cli("job", "cancel", second["id"])
+    assert job(idle, "two")["state"] == "cancelled"
+    assert idle.cli("job", "accept", "one", check=None).returncode == 5
+    assert idle.cli("job", "show", "three", check=None).returncode == 3
+    assert {j["name"]: j["state"] for j in idle.json("job", "list")} == {
+        "one": "declined",
+        "two": "cancelled",
+    }
+
+
+def test_a_second_orchestrator_and_a_taken_port_are_refused(
+    idle: GridProcesses, tmp_path: Path
+) -> None:
+    second = idle.cli("orchestrator", "start", "--grpc-port", "0", "--http-port", "0", check=None)
+    assert "code: grid.locked" in second.stderr
+    port = idle.ready["http"].rsplit(":", 1)[1]
+    taken = idle.cli(
+        "orchestrator", "start", "--grpc-port", "0", "--http-port", port,
+        "--state-dir", str(tmp_path / "other"), check=None,
+    )  # fmt: skip
+    assert "code: grid.port" in taken.stderr
+    undecided = idle.cli(
+        "orchestrator", "start", "--tls", "--insecure", "--state-dir", str(tmp_path / "third"),
+        check=None,
+    )  # fmt: skip
+    assert "code: config.invalid" in undecided.stderr

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from fastapi import FastAPI
 
 from distribai.orchestrator.context import Grid
-from distribai.orchestrator.http.app import create_app
+from tests.http.interface import caller
 from tests.http.stand_in import NODE, OPERATOR, Orchestrator, make_grid
 
 
@@ -24,19 +23,6 @@ def rooms(monkeypatch: pytest.MonkeyPatch) -> Orchestrator:
 @pytest.fixture
 def grid(tmp_path: Path) -> Grid:
     return make_grid(tmp_path)
-
-
-_made: list[FastAPI] = []
-"""One application for all tests: making it takes longer than most of them."""
-
-
-def caller(grid: Grid, token: str) -> httpx.AsyncClient:
-    if not _made:
-        _made.append(create_app(grid))
-    _made[0].state.grid = grid
-    transport = httpx.ASGITransport(_made[0], raise_app_exceptions=False)
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    return httpx.AsyncClient(transport=transport, base_url="http://grid", headers=headers)
 
 
 @pytest.fixture
@@ -53,5 +39,5 @@ async def node(grid: Grid, rooms: Orchestrator) -> AsyncIterator[httpx.AsyncClie
 
 @pytest.fixture
 async def stranger(grid: Grid, rooms: Orchestrator) -> AsyncIterator[httpx.AsyncClient]:
-    async with caller(grid, "") as client:
+    async with caller(grid) as client:
         yield client

@@ -12,13 +12,12 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
 
 from distribai.client.following import Reader
 from distribai.orchestrator.http import events
-from distribai.orchestrator.http.app import create_app
 from distribai.orchestrator.people import keys
 from distribai.store import outbox
+from tests.http.interface import Interface
 from tests.orchestrator.conftest import any_world, world
 from tests.orchestrator.harness import World
 
@@ -28,7 +27,7 @@ __all__ = ["any_world", "world"]
 class Listener:
     """One request of a stream, driven by hand: ``reads`` is whether it takes what is sent."""
 
-    def __init__(self, app: FastAPI, token: str, path: str, **headers: str) -> None:
+    def __init__(self, app: Interface, token: str, path: str, **headers: str) -> None:
         where, _, query = path.partition("?")
         given = {"authorization": f"Bearer {token}", "accept": "text/event-stream", **headers}
         self.reads = asyncio.Event()
@@ -102,7 +101,7 @@ class Serving:
     def __init__(self, world: World, token: str) -> None:
         self.world, self.token = world, token
         world.grid.clock = time.monotonic
-        self.app = create_app(world.grid)
+        self.app = Interface(world.grid)
 
     def listen(self, path: str = "/api/v1/events", **headers: str) -> Listener:
         return Listener(self.app, self.token, path, **headers)

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.http.app import create_app
 from distribai.orchestrator.records import EventRecord
-from tests.http.conftest import caller
+from tests.http.interface import caller
 from tests.http.stand_in import NOW, OPERATOR, Orchestrator, node_record, spec
 
 

@@ -12,15 +12,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import httpx
-from fastapi import FastAPI
 
 from distribai.core.people import OPERATOR, Principal, Role, Scope
 from distribai.core.plain import to_plain
 from distribai.core.spec import BlobRef
 from distribai.orchestrator import callers
-from distribai.orchestrator.http.app import create_app
 from distribai.orchestrator.people import commands, credentials, keys
 from distribai.wire.joinlink import JoinLink
+from tests.http.interface import caller
 from tests.orchestrator.harness import FakeNode, World
 
 ROLES = {
@@ -29,9 +28,6 @@ ROLES = {
     "carl": ("lab", Role.CONTRIBUTOR),
     "bob": ("mill", Role.MEMBER),
 }
-
-_made: list[FastAPI] = []
-"""One application for all tests: making it takes longer than most of them."""
 
 
 @dataclass
@@ -67,12 +63,7 @@ class Town:
 
     def http_as(self, token: str) -> httpx.AsyncClient:
         """The interface with a token."""
-        if not _made:
-            _made.append(create_app(self.world.grid))
-        _made[0].state.grid = self.world.grid
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        transport = httpx.ASGITransport(_made[0], raise_app_exceptions=False)
-        return httpx.AsyncClient(transport=transport, base_url="http://grid", headers=headers)
+        return caller(self.world.grid, token)
 
     async def node_of(self, name: str) -> FakeNode:
         """A machine of somebody's, which joins by an invite for it."""

@@ -9,12 +9,12 @@ import pytest
 from distribai.node.blobs import BlobClient
 from distribai.orchestrator.fleet.liveness import flush
 from distribai.orchestrator.http import ranges
-from distribai.orchestrator.http.app import create_app
 from distribai.orchestrator.jobs import queries
 from distribai.store.blobs import BlobStore
 from distribai.store.presigning import presigner
 from distribai.store.statements import records
 from distribai.testing.clock import FakeClock
+from tests.http.interface import Interface
 from tests.node.helpers import NoJitter, serving
 from tests.node.test_direct import nowhere
 from tests.orchestrator.harness import World
@@ -36,7 +36,7 @@ async def test_every_byte_is_counted_once_whichever_way_it_came(
     node = await world.node("a")
     await node.next_training()
     _, ref = await queries.weights_blob(grid, job_id, 0)
-    async with serving(create_app(grid)) as app:  # type: ignore[arg-type]  # any application
+    async with serving(Interface(grid)) as app:  # type: ignore[arg-type]  # any application
         client = BlobClient(app.url, lambda: node.token, FakeClock(), NoJitter(), trust_env=False)
         await client.download(ref, tmp_path / "out", job_id)
         await client.close()

@@ -11,19 +11,16 @@ import httpx
 import pytest
 
 from distribai.core.plain import to_plain
-from distribai.orchestrator.http.app import create_app
 from distribai.orchestrator.people import keys
+from tests.http.interface import caller
 from tests.orchestrator.harness import World
 
 
 @pytest.fixture
 async def operator(any_world: World) -> AsyncIterator[httpx.AsyncClient]:
     token = await keys.ensure_operator_key(any_world.grid.db, any_world.root, os.urandom)
-    transport = httpx.ASGITransport(create_app(any_world.grid), raise_app_exceptions=False)
-    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
-    async with httpx.AsyncClient(
-        transport=transport, base_url="http://grid", headers=headers
-    ) as client:
+    json_bodies = {"Content-Type": "application/json"}
+    async with caller(any_world.grid, token, **json_bodies) as client:
         yield client
 
 

@@ -12,11 +12,11 @@ from distribai.client.problems import error_of
 from distribai.errors import TooMany
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.grpc import serve
-from distribai.orchestrator.http.app import create_app
 from distribai.orchestrator.limits import SLOWED, Limits, address_of, network_of
 from distribai.orchestrator.people import keys
 from distribai.sections import LimitSettings
 from distribai.wire.v1 import distribai_pb2 as pb
+from tests.http.interface import caller
 from tests.orchestrator.harness import World, breathe
 
 STRANGER, NEIGHBOUR, FAR = "203.0.113.5", "203.0.113.77", "198.51.100.1"
@@ -78,9 +78,7 @@ async def tight(world: World) -> httpx.AsyncClient:
 
 
 def client(grid: Grid, address: str, token: str = "") -> httpx.AsyncClient:
-    transport = httpx.ASGITransport(create_app(grid), client=(address, 5))
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    return httpx.AsyncClient(transport=transport, base_url="http://grid", headers=headers)
+    return caller(grid, token, address=address)
 
 
 async def ask(client: httpx.AsyncClient, times: int, path: str = "/api/v1/nodes") -> list[int]:

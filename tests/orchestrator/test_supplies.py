@@ -10,8 +10,8 @@ import pytest
 
 from distribai.core.spec import BlobRef, DataSpec
 from distribai.orchestrator.fleet import supplies
-from distribai.orchestrator.http.app import create_app
 from distribai.store.statements import jobs, work
+from tests.http.interface import caller
 from tests.orchestrator.harness import FakeNode, World
 
 BLOBS = "/api/v1/blobs"
@@ -41,11 +41,8 @@ async def needs(world: World, job_id: str) -> dict[str, str]:
 
 
 def http(world: World, node: FakeNode, job: str = "") -> httpx.AsyncClient:
-    headers = {"Authorization": f"Bearer {node.token}"}
-    if job:
-        headers["X-DistribAI-Job"] = job
-    transport = httpx.ASGITransport(create_app(world.grid), raise_app_exceptions=False)
-    return httpx.AsyncClient(transport=transport, base_url="http://grid", headers=headers)
+    headers = {"X-DistribAI-Job": job} if job else {}
+    return caller(world.grid, node.token, **headers)
 
 
 async def fetched(world: World, node: FakeNode, names: dict[str, str], job: str = "") -> set[str]:

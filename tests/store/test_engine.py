@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
 import aiosqlite
 import pytest
 from sqlalchemy import delete, insert, select, text, update
+from sqlalchemy.engine.interfaces import CacheStats
 from sqlalchemy.exc import IntegrityError
 
 from distribai import points
@@ -70,6 +72,65 @@ async def test_a_statement_costs_one_way_to_the_file_s_thread(
         assert len(ways) == 5
         assert [row.value for row in await tx.all(select(meta.c.value))] == ["1", "0", "x"]
     await database.close()
+
+
+async def test_a_transaction_costs_a_way_to_begin_and_one_to_end_and_leaves_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = Database(await new_sqlite(tmp_path))
+    ways: list[object] = []
+    go = aiosqlite.Connection._execute
+
+    async def going(connection: aiosqlite.Connection, *args: Any, **kwargs: Any) -> Any:
+        ways.append(args)
+        return await go(connection, *args, **kwargs)
+
+    for _ in range(2):
+        ways.clear()
+        async with database.write() as tx:
+            await tx.run(insert(meta).values(key="k0", value="1"))
+        async with database.read() as tx:
+            assert len(await tx.all(select(meta))) == 2
+        with suppress(RuntimeError):
+            async with database.write() as tx:
+                await tx.run(delete(meta))
+                raise RuntimeError
+        async with database.write() as tx:
+            await tx.run(delete(meta).where(meta.c.key == "k0"))
+        # The first time opens the connections, which takes ways of its own.
+        monkeypatch.setattr(aiosqlite.Connection, "_execute", going)
+    assert len(ways) == 4 * 3
+    await database.close()
+
+
+async def test_a_commit_that_fails_leaves_nothing_open_for_the_next_transaction(
+    tmp_path: Path,
+) -> None:
+    database = Database(await new_sqlite(tmp_path), durable=False)
+    late = "CREATE TABLE late (id TEXT REFERENCES meta (key) DEFERRABLE INITIALLY DEFERRED)"
+    async with database.write() as tx:
+        await tx.run(text(late))
+    with pytest.raises(IntegrityError):
+        async with database.write() as tx:
+            await tx.run(text("INSERT INTO late VALUES ('nobody')"))
+    async with database.write() as tx:
+        assert await tx.all(text("SELECT * FROM late")) == []
+    await database.close()
+
+
+async def test_a_statement_is_compiled_once_for_all_databases_of_a_kind(tmp_path: Path) -> None:
+    statement = select(meta.c.value.label("once"))
+    seen = []
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        database = Database(await new_sqlite(tmp_path / name), durable=False)
+        for transaction in (database.write, database.read):
+            async with transaction() as tx:
+                result = await tx.run(statement)
+                assert result.context is not None
+                seen.append(result.context.cache_hit)
+        await database.close()
+    assert seen == [CacheStats.CACHE_MISS, *[CacheStats.CACHE_HIT] * 3]
 
 
 async def test_concurrent_writers_all_get_their_turn(db: Database) -> None:

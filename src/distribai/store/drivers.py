@@ -16,10 +16,11 @@ from sqlalchemy.dialects.sqlite.aiosqlite import (
     AsyncAdapt_aiosqlite_cursor,
     AsyncAdapt_aiosqlite_dbapi,
 )
-from sqlalchemy.engine import URL, make_url
+from sqlalchemy.engine import URL, Dialect, make_url
 from sqlalchemy.exc import ArgumentError, InvalidatePoolError, NoSuchModuleError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry
+from sqlalchemy.util import LRUCache
 
 from distribai.errors import Unavailable, UsageError
 
@@ -88,9 +89,34 @@ def check_directory(url: URL) -> None:
         )
 
 
+class _Compiled(LRUCache[Any, Any]):
+    """Compiled statements of all engines of this process. Compiling one takes longer than running a
+    small one, and SQLAlchemy does it once for each dialect object, of which every engine has one:
+    twice for a file with readers apart, and again for each database that is opened one after the
+    other. Here dialects of one kind and server version share what was compiled for either."""
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """The compiled statement."""
+        return super().get(_alike(key), default)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        super().__setitem__(_alike(key), value)
+
+
+def _alike(key: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A key of SQLAlchemy's with what decides a dialect's SQL in the place of the dialect."""
+    return tuple(
+        (part.name, part.driver, part.server_version_info) if isinstance(part, Dialect) else part
+        for part in key
+    )
+
+
+_COMPILED = _Compiled(1000)
+
+
 def postgres_engine(url: URL) -> AsyncEngine:
     """A pool of connections to PostgreSQL, in which broken ones are replaced."""
-    engine = create_async_engine(url, pool_size=8)
+    engine = create_async_engine(url, pool_size=8, execution_options={"compiled_cache": _COMPILED})
     driver = engine.dialect.loaded_dbapi
 
     @event.listens_for(engine.sync_engine, "checkin")
@@ -124,6 +150,10 @@ def sqlite_engine(url: URL, begin: str, size: int, durable: bool) -> AsyncEngine
         module=_SqliteDriver(aiosqlite, sqlite3),
         pool_size=size,
         max_overflow=0,
+        # Whoever takes a connection ends its transaction before it is given back, so the pool need
+        # not undo anything: that would be one more way to the connection's thread.
+        pool_reset_on_return=None,
+        execution_options={"compiled_cache": _COMPILED},
         connect_args={"timeout": BUSY_S},
     )
 

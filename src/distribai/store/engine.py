@@ -320,7 +320,12 @@ class Database:
                 raise
             if point:
                 points.reach(f"{point}.before")
-            await whole(conn.commit())
+            try:
+                await whole(conn.commit())
+            except BaseException:
+                # For SQLAlchemy it has ended; on a connection to SQLite it is open still.
+                await whole(conn.invalidate())
+                raise
             if point:
                 points.reach(f"{point}.after")
         except DBAPIError as problem:

@@ -48,9 +48,9 @@ def create_app(grid: Grid) -> FastAPI:
     app.add_middleware(Doorman, limits=lambda: app.state.grid.limits)
     app.add_middleware(
         Envelope,
-        clock=grid.clock,
-        entropy=grid.entropy,
         # Asked of the state: one application may serve another grid later, in tests.
+        clock=lambda: app.state.grid.clock(),
+        entropy=lambda count: app.state.grid.entropy(count),
         observe=lambda *request: app.state.grid.metrics.request(*request),
     )
     app.include_router(health.probes)
