@@ -12,7 +12,7 @@ out, since they change no figure.
 
 With another recipe than the default the question is what its silence costs: its own side against
 *dense* rounds, fp32 both ways with the same H and the default's outer step, both tuned on the same
-grid, over eight rounds (with a schedule of that length), so that the whole takes 40 minutes. The
+grid, over ten rounds (with a schedule of that length), so that the whole takes 40 minutes. The
 model is larger then.
 """
 
@@ -88,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rate", type=int, choices=(0, 1, 2), help="no tuning: this one of the grid"
     )
     parser.add_argument(
-        "--tuning-rounds", type=int, default=8, help="that another recipe's rates are tuned on"
+        "--tuning-rounds", type=int, default=10, help="that another recipe's rates are tuned on"
     )
     parser.add_argument("--workers", type=int, default=2, help="processes, one thread each")
 
