@@ -64,13 +64,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The benchmark's own options."""
     parser.add_argument("--plot", metavar="FILE", help="draw it as SVG (needs matplotlib)")
     parser.add_argument("--workers", type=int, default=2, help="processes, one thread each")
+    parser.add_argument(
+        "--point", metavar="UP/DOWN/H", help="this one alone, and dense rounds of its length"
+    )
+    parser.add_argument("--steps", type=int, default=0, help=f"inner steps of each run: {STEPS}")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Train each point once."""
     wanted = QUICK_POINTS if args.quick else POINTS
     points = [(up, down, inner) for (up, down), lengths in wanted.items() for inner in lengths]
-    specs = [_spec(*point, QUICK_STEPS if args.quick else STEPS) for point in points]
+    if args.point:
+        up, down, inner = args.point.split("/")
+        points = [(DENSE, DENSE, int(inner)), (up, down, int(inner))]
+    steps = args.steps or (QUICK_STEPS if args.quick else STEPS)
+    specs = [_spec(*point, steps) for point in points]
     with tempfile.TemporaryDirectory(prefix="distribai-bench-") as folder:
         held_out = QUICK_HELD_OUT if args.quick else HELD_OUT
         data = prepared(builtin.documents("stdlib"), specs[0], Path(folder), held_out)
