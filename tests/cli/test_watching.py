@@ -227,11 +227,12 @@ def test_a_node_tells_what_it_has_moved_and_why_it_rests(offline: Run, home: Pat
     kept = Kept(
         {"2026-11": 4_900_000_000},
         Seen(1e9, 800.0),
-        Seen(),
+        Seen(1e9, 100.0),
         5,
         5 * 10**9,
         "it is used up",
         up_mbps=20.0,
+        down_mbps=20.0,
     )
     (state / FILE).write_bytes(seal(kept))
     wishes.leave(state, "pause")
@@ -239,8 +240,8 @@ def test_a_node_tells_what_it_has_moved_and_why_it_rests(offline: Run, home: Pat
     for words in ("pause", "2026-11", "4.9 GB moved of 5.0 GB", "it is used up"):
         assert words in told
     lines = {line.split("  ")[2].strip(): line for line in told.splitlines() if "Mbit/s" in line}
-    assert "20 Mbit/s up, no limit down" in lines["limits of the line"]
-    assert "10 Mbit/s up, not yet known down" in lines["measured"]
+    assert "20 Mbit/s up, 20 Mbit/s down" in lines["limits of the line"]
+    assert "10 Mbit/s up, 20 Mbit/s down" in lines["measured"], "small files pass at once"
     (found,) = offline("node", "status", "--json").json
     assert (found["why"], found["month_bytes"]) == ("it is used up", 5 * 10**9)
     assert (found["up_mbps"], found["measured_up_mbps"]) == (20, 10)

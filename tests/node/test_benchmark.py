@@ -141,6 +141,7 @@ def test_small_changes_of_link_and_disk_are_not_worth_telling() -> None:
     assert worth_telling(replace(told, month_left=10**9), replace(told, month_left=0))
     assert worth_telling(told, replace(told, speeds=()))
     assert worth_telling(told, replace(told, trouble="nothing comes"))
+    assert worth_telling(told, replace(told, limit_up_mbps=1.0))
 
 
 def test_the_fingerprint_tells_machines_apart() -> None:

@@ -87,6 +87,7 @@ async def test_what_is_limited_is_never_told_as_faster_than_its_limit() -> None:
         await settle()
         pacing.cancel()
     assert limited.up.mbps <= 1.0
+    assert (limited.figures().limit_up_mbps, limited.figures().limit_down_mbps) == (1.0, 0.0)
 
 
 async def test_a_month_that_is_used_up_refuses_and_the_next_one_does_not(tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def _status(state: Path) -> dict[str, Any]:
     from distribai import wishes
     from distribai.core import contact
     from distribai.core.plain import to_plain
-    from distribai.core.traffic import FILE, Kept
+    from distribai.core.traffic import FILE, Kept, within
 
     kept = _record(Kept, state / FILE) or Kept()
     return {
@@ -162,8 +162,8 @@ def _status(state: Path) -> dict[str, Any]:
         "month_bytes": kept.month_bytes,
         "up_mbps": kept.up_mbps,
         "down_mbps": kept.down_mbps,
-        "measured_up_mbps": kept.up.mbps,
-        "measured_down_mbps": kept.down.mbps,
+        "measured_up_mbps": within(kept.up.mbps, kept.up_mbps),
+        "measured_down_mbps": within(kept.down.mbps, kept.down_mbps),
         "why": kept.why,
         "trouble": to_plain(_record(contact.Trouble, state / contact.FILE)),
     }

@@ -58,6 +58,8 @@ class Machine:
     month_bytes: int = 0
     month_left: int = 0
     trouble: str = ""
+    limit_down_mbps: float = 0.0
+    limit_up_mbps: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,8 @@ class LinkFigures:
     month_bytes: int = 0
     month_left: int = 0
     trouble: str = ""
+    limit_down_mbps: float = 0.0
+    limit_up_mbps: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,12 @@ class Seen:
         return self.size / self.seconds / MBPS
 
 
+def within(mbps: float, limit_mbps: float) -> float:
+    """A rate under its owner's limit (0: none). What is measured may be above it: small transfers
+    pass at once."""
+    return min(mbps, limit_mbps) if limit_mbps else mbps
+
+
 @dataclass(frozen=True, slots=True)
 class Kept:
     """What is kept on disk: bytes by month (``2026-11``), how fast each direction was, and the

@@ -122,6 +122,8 @@ class Meter:
             month_bytes=link.month_bytes,
             month_left=link.month_left,
             trouble=link.trouble,
+            limit_down_mbps=link.limit_down_mbps,
+            limit_up_mbps=link.limit_up_mbps,
         )
 
     async def run(self) -> None:

@@ -27,7 +27,7 @@ from distribai.core.devices import LinkFigures
 from distribai.core.limits import Flow, Rate
 from distribai.core.plain import from_plain
 from distribai.core.sealed import seal, unseal
-from distribai.core.traffic import FILE, MBPS, Kept, Seen
+from distribai.core.traffic import FILE, MBPS, Kept, Seen, within
 from distribai.errors import DistribAIError, NotAllowed
 from distribai.node.clock import Clock
 
@@ -73,7 +73,7 @@ class Lane:
     @property
     def mbps(self) -> float:
         """10^6 bits a second that it brings; 0: not known."""
-        return min(self.seen.mbps, self.limit_mbps) if self.limit_mbps else self.seen.mbps
+        return within(self.seen.mbps, self.limit_mbps)
 
     @contextmanager
     def transfer(self, size: int) -> Iterator[Transfer]:
@@ -232,6 +232,8 @@ class Traffic:
             up_mbps=self.up.mbps,
             month_bytes=self._budget,
             month_left=0 if left is None else left,
+            limit_down_mbps=self.down.limit_mbps,
+            limit_up_mbps=self.up.limit_mbps,
             trouble=self._trouble,
         )
 

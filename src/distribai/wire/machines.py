@@ -33,6 +33,8 @@ def machine_to_wire(machine: Machine | None) -> pb.Machine | None:
         month_bytes=machine.month_bytes,
         month_left=machine.month_left,
         trouble=machine.trouble,
+        limit_down_mbps=machine.limit_down_mbps,
+        limit_up_mbps=machine.limit_up_mbps,
     )
 
 
@@ -65,6 +67,8 @@ def machine_from_wire(message: pb.Machine) -> Machine:
         month_bytes=message.month_bytes,
         month_left=message.month_left,
         trouble=clean(message.trouble, MAX_TROUBLE, lines=False),
+        limit_down_mbps=_rate(message.limit_down_mbps),
+        limit_up_mbps=_rate(message.limit_up_mbps),
     )
 
 

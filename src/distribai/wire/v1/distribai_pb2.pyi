@@ -93,7 +93,7 @@ class DeviceSpeed(_message.Message):
     def __init__(self, device: _Optional[int] = ..., gflops: _Optional[float] = ..., memory_gbps: _Optional[float] = ...) -> None: ...
 
 class Machine(_message.Message):
-    __slots__ = ("memory_mb", "disk_mb", "disk_mbps", "link_mbps", "isolation", "fingerprint", "speeds", "link_up_mbps", "month_bytes", "month_left", "trouble")
+    __slots__ = ("memory_mb", "disk_mb", "disk_mbps", "link_mbps", "isolation", "fingerprint", "speeds", "link_up_mbps", "month_bytes", "month_left", "trouble", "limit_down_mbps", "limit_up_mbps")
     MEMORY_MB_FIELD_NUMBER: _ClassVar[int]
     DISK_MB_FIELD_NUMBER: _ClassVar[int]
     DISK_MBPS_FIELD_NUMBER: _ClassVar[int]
@@ -105,6 +105,8 @@ class Machine(_message.Message):
     MONTH_BYTES_FIELD_NUMBER: _ClassVar[int]
     MONTH_LEFT_FIELD_NUMBER: _ClassVar[int]
     TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_DOWN_MBPS_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_UP_MBPS_FIELD_NUMBER: _ClassVar[int]
     memory_mb: int
     disk_mb: int
     disk_mbps: float
@@ -116,7 +118,9 @@ class Machine(_message.Message):
     month_bytes: int
     month_left: int
     trouble: str
-    def __init__(self, memory_mb: _Optional[int] = ..., disk_mb: _Optional[int] = ..., disk_mbps: _Optional[float] = ..., link_mbps: _Optional[float] = ..., isolation: _Optional[str] = ..., fingerprint: _Optional[str] = ..., speeds: _Optional[_Iterable[_Union[DeviceSpeed, _Mapping]]] = ..., link_up_mbps: _Optional[float] = ..., month_bytes: _Optional[int] = ..., month_left: _Optional[int] = ..., trouble: _Optional[str] = ...) -> None: ...
+    limit_down_mbps: float
+    limit_up_mbps: float
+    def __init__(self, memory_mb: _Optional[int] = ..., disk_mb: _Optional[int] = ..., disk_mbps: _Optional[float] = ..., link_mbps: _Optional[float] = ..., isolation: _Optional[str] = ..., fingerprint: _Optional[str] = ..., speeds: _Optional[_Iterable[_Union[DeviceSpeed, _Mapping]]] = ..., link_up_mbps: _Optional[float] = ..., month_bytes: _Optional[int] = ..., month_left: _Optional[int] = ..., trouble: _Optional[str] = ..., limit_down_mbps: _Optional[float] = ..., limit_up_mbps: _Optional[float] = ...) -> None: ...
 
 class TaskInHand(_message.Message):
     __slots__ = ("task_id", "attempt", "device")
