@@ -155,11 +155,12 @@ class Run:
 def _rate(size: Size, calm: Measured) -> float:
     """Bytes a second of upload with which dense rounds compute for :data:`AIM` of the time."""
     compute = calm.compute_s
-    moving = compute / AIM - compute - calm.overhead_s
+    overhead = calm.overhead_s or 0.0
+    moving = compute / AIM - compute - overhead
     payload = 4.0 * parameter_count(_model(size))
     rate = payload * (1 + 1 / DOWN_OVER_UP) / max(moving, 0.2 * compute)
     common.say(
-        f"a dense round computes for {compute:.2f} s, the overhead was {calm.overhead_s:.2f} s: "
+        f"a dense round computes for {compute:.2f} s, the overhead was {overhead:.2f} s: "
         f"{rate / MBPS:.3g} Mbit/s up"
     )
     return rate

@@ -42,7 +42,9 @@ class TaskTimes:
 @dataclass(frozen=True, slots=True)
 class Measured:
     """Seconds of one round and node, in the mean of ``rounds`` rounds. ``overhead_s`` is what the
-    busiest member of a round neither computes nor transfers in, in the middle."""
+    busiest member of a round neither computes nor transfers in, in the middle of those rounds to
+    which every member brought something: the others may have waited for who did not. None: there is
+    no such round."""
 
     rounds: int
     round_s: float
@@ -51,7 +53,7 @@ class Measured:
     upload_s: float
     waiting_s: float
     compute_share: float
-    overhead_s: float
+    overhead_s: float | None
 
 
 def measure(rounds: Sequence[RoundTimes], tasks: Sequence[TaskTimes]) -> Measured | None:
@@ -66,11 +68,12 @@ def measure(rounds: Sequence[RoundTimes], tasks: Sequence[TaskTimes]) -> Measure
     members = sum(r.members for r in counted)
     if not done or whole <= 0:
         return None
-    longest = {
-        r.number: max((t.seconds for t in done if t.round == r.number), default=0.0)
+    brought = {r.number: [t.seconds for t in done if t.round == r.number] for r in counted}
+    rest = [
+        max(0.0, r.ended_at - r.opened_at - max(brought[r.number]))
         for r in counted
-    }
-    rest = [max(0.0, r.ended_at - r.opened_at - longest[r.number]) for r in counted]
+        if len(brought[r.number]) >= max(1, r.members)
+    ]
     compute = sum(t.compute_s for t in done)
     download = sum(t.download_s for t in done)
     upload = sum(t.upload_s for t in done)
@@ -82,5 +85,5 @@ def measure(rounds: Sequence[RoundTimes], tasks: Sequence[TaskTimes]) -> Measure
         upload_s=upload / members,
         waiting_s=max(0.0, whole - compute - download - upload) / members,
         compute_share=min(1.0, compute / whole),
-        overhead_s=statistics.median(rest),
+        overhead_s=statistics.median(rest) if rest else None,
     )
