@@ -475,6 +475,12 @@ def test_versions_say_of_which_a_snapshot_is_kept() -> None:
     assert "on demand" in second
 
 
+def test_a_plan_tells_what_is_fetched_once_and_why_one_node_saves_nothing() -> None:
+    told = dict(submit.plan_facts(planned(once_bytes=17_600_000, data_parallel_ratio=None)))
+    assert told["bytes"].endswith("on each node at most 17.6 MB of data and first weights")
+    assert told["against data-parallel"] == "one node alone would move nothing"
+
+
 def planned(**changes: float | None) -> PlanAnswer:
     figures = dict.fromkeys((f.name for f in fields(Plan)), 1) | changes
     return PlanAnswer(spec=spec(), plan=figures)

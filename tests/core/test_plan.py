@@ -8,9 +8,10 @@ import pytest
 from distribai.core import plan as module
 from distribai.core.architectures import families, manifest_of
 from distribai.core.architectures.decoder_transformer import PROFILES, activation_bytes
+from distribai.core.datasets import BUILT_IN
 from distribai.core.plain import to_plain
 from distribai.core.plan import parameter_count, plan, task_memory_mb
-from distribai.core.spec import DataSpec, JobSpec, ModelSpec
+from distribai.core.spec import BlobRef, DataSpec, JobSpec, ModelSpec
 
 TINY = to_plain(PROFILES["tiny"])
 
@@ -65,7 +66,7 @@ def test_bytes_follow_the_count_of_a_ring() -> None:
 
 def test_a_single_node_has_no_ring_and_unprepared_data_no_epochs() -> None:
     found = plan(make_spec(), 10, 1)
-    assert (found.data_parallel_ratio, found.epochs, found.data_bytes) == (None, None, None)
+    assert (found.data_parallel_ratio, found.epochs) == (None, None)
     with pytest.raises(ValueError, match="at least one node"):
         plan(make_spec(), 10, 0)
 
@@ -84,3 +85,11 @@ def test_checkpointing_takes_less_memory() -> None:
     large = PROFILES["large"]
     saving = dataclasses.replace(large, checkpointing=True)
     assert activation_bytes(saving, 8, 64) < activation_bytes(large, 8, 64) / 3
+
+
+def test_what_is_fetched_once_is_the_data_and_the_weights_to_begin_with() -> None:
+    assert plan(make_spec(), 10, 1).once_bytes == 2 * BUILT_IN["stdlib"]
+    assert plan(make_spec(), 10, 1, data_bytes=5).once_bytes == 5
+    files = (BlobRef("0" * 64, 100), BlobRef("1" * 64, 20))
+    own = make_spec(data__source="blobs", data__files=files, model__init=BlobRef("2" * 64, 7))
+    assert plan(own, 10, 1).once_bytes == 2 * 120 + 7

@@ -48,4 +48,4 @@ def test_an_unknown_name_is_missing() -> None:
 
 
 def test_every_data_set_that_a_spec_may_name_can_be_read() -> None:
-    assert tuple(builtin.SETS) == BUILT_IN
+    assert tuple(builtin.SETS) == tuple(BUILT_IN)

@@ -356,7 +356,7 @@ class Orchestrator:
 
     async def plan_with(self, grid: Grid, spec: JobSpec, nodes: int | None = None) -> Outlook:
         overhead, here = overhead_of(spec, None), len(self.nodes)
-        return Outlook(forecast(spec, [], overhead), propose(spec, [], overhead), here, 0)
+        return Outlook(forecast(spec, [], overhead), propose(spec, [], overhead), here, 0, None)
 
     async def page_nodes(
         self, grid: Grid, limit: int, cursor: str = "", account_id: str | None = None

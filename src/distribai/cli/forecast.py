@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 from distribai.cli import output
 
 if TYPE_CHECKING:
-    from distribai.core.forecast import Forecast
+    from distribai.core.forecast import Forecast, NodeForecast
     from distribai.core.phases import Measured
     from distribai.core.proposal import Proposal
+
+_TYPICAL = "a typical home"
+"""What a machine is called that stands in for one that must come."""
 
 MAX_REASONS = 10
 """Reasons of slow nodes that are listed; how many more there are is said."""
@@ -22,20 +25,31 @@ def forecast_facts(found: Forecast | None) -> list[tuple[str, str]]:
     from distribai.core.forecast import duration
 
     whole = output.duration(found.hours * 3600)
+    first = f"; {duration(found.once_s)} of it for the data at first" if found.once_s >= 1 else ""
     pairs = [
-        ("time", f"{whole}, {duration(found.round_s)} a round"),
+        ("time", f"{whole}, {duration(found.round_s)} a round{first}"),
         ("a round", forecast_words(found)),
     ]
     slow: dict[str, list[str]] = {}
     for node in found.nodes:
         if node.why_slow:
-            slow.setdefault(node.why_slow, []).append(node.node_id[:13] or "another")
+            slow.setdefault(node.why_slow, []).append(_name(node))
     for why, names in list(slow.items())[:MAX_REASONS]:
-        who = names[0] if len(names) == 1 else output.plural(len(names), "node")
+        what = "typical home" if set(names) == {_TYPICAL} else "machine"
+        who = names[0] if len(names) == 1 else output.plural(len(names), what)
         pairs.append((f"slow: {who}", output.visible(why)))
     if len(slow) > MAX_REASONS:
         pairs.append(("slow as well", f"for {len(slow) - MAX_REASONS} more reasons (--json)"))
+    for node in found.nodes:
+        if node.hours_without is not None:
+            left = output.duration(node.hours_without * 3600)
+            pairs.append((f"without {_name(node)}", f"{left} instead of {whole}"))
     return [*pairs, *(("assumed", text) for text in found.assumed)]
+
+
+def _name(node: NodeForecast) -> str:
+    """A machine in words; those of others have no id."""
+    return node.node_id[:13] or (_TYPICAL if node.stands_in else "another's machine")
 
 
 def forecast_words(found: Forecast) -> str:

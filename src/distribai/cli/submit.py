@@ -125,12 +125,15 @@ def plan_facts(planned: PlanAnswer) -> list[tuple[str, str]]:
         (
             "bytes",
             f"{output.size(plan['bytes_up'])} up, {output.size(plan['bytes_down'])} down for each "
-            f"node; {output.size(plan['bytes_total'])} in all, without the data",
+            f"node; {output.size(plan['bytes_total'])} in all, and before them on each node at "
+            f"most {output.size(plan['once_bytes'])} of data and first weights",
         ),
         ("tokens", output.count(plan["tokens"])),
     ]
-    if ratio is not None:
-        pairs.append(("against data-parallel", f"{ratio:.0f} times fewer bytes"))
+    fewer = (
+        "one node alone would move nothing" if ratio is None else f"{ratio:.0f} times fewer bytes"
+    )
+    pairs.append(("against data-parallel", fewer))
     if epochs is not None:
         told = f"about {epochs:.0f}" if epochs >= 9.5 else f"{epochs:.2f}"
         pairs.append(("epochs", f"{told} passes over the data" if epochs > 1 else told))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from distribai.core.steps import Reached
+
 Basis = Literal["measured", "benchmark", "typical"]
 
 
@@ -26,21 +28,25 @@ TYPICAL: Final = Typical()
 class Known:
     """What is known of one device and its machine; None, 0 or empty: nothing.
 
-    ``operations_per_s`` are what it reached in training, at ``core.pace.FLOPS_PER_WEIGHT`` for each
-    parameter and token; ``gflops`` its benchmark's matrix products, 10^9 a second. ``up_mbps`` and
-    ``down_mbps`` are its share of the machine's link. ``month_left`` bytes may still move this
-    month, None: any number.
+    ``reached`` are steps of earlier jobs, the youngest first; ``gflops`` its benchmark's matrix
+    products, 10^9 a second. ``up_mbps`` and ``down_mbps`` are its share of the machine's link as
+    measured, ``up_limit_mbps`` and ``down_limit_mbps`` of what its owner gives. ``month_left``
+    bytes may still move this month, None: any number. ``stands_in``: it is not here; a typical one
+    of which nothing is known is meant.
     """
 
     node_id: str = ""
     device: int = 0
     type: str = ""
-    operations_per_s: float = 0.0
+    reached: tuple[Reached, ...] = ()
     gflops: float = 0.0
     up_mbps: float = 0.0
     down_mbps: float = 0.0
+    up_limit_mbps: float = 0.0
+    down_limit_mbps: float = 0.0
     memory_mb: int = 0
     month_left: int | None = None
+    stands_in: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import Final
 
 from distribai.core.architectures import config_from, family, manifest_of
 from distribai.core.codecs import Schedule, packed_layout, stages
+from distribai.core.datasets import once_bytes
 from distribai.core.framing import file_bytes
 from distribai.core.needs import Needs
 from distribai.core.spec import JobSpec
@@ -46,11 +47,11 @@ class Plan:
     """What a job takes with ``nodes`` nodes, all of the same speed.
 
     ``tasks`` train tasks, ``evaluations`` held-out losses (of every version); ``memory_bytes`` of
-    one node; ``bytes_up`` and ``bytes_down`` of one node over the whole job, without the data
-    (``data_bytes``, at most, None when the data is not known yet); ``bytes_total`` of all nodes,
-    both ways, without data; ``data_parallel_ratio`` how many times more bytes ring all-reduce in
-    fp32 would move for the same steps, None for a single node; ``tokens`` and ``epochs`` (None when
-    the data is not known) of all nodes together.
+    one node; ``bytes_up`` and ``bytes_down`` of one node over the whole job, without
+    ``once_bytes``, the data (at most) and the weights that training begins with, which it fetches
+    once; ``bytes_total`` of all nodes, both ways, without these; ``data_parallel_ratio`` how many
+    times more bytes ring all-reduce in fp32 would move for the same steps, None for a single node;
+    ``tokens`` and ``epochs`` (None when the data is not known) of all nodes together.
     """
 
     nodes: int
@@ -62,13 +63,19 @@ class Plan:
     bytes_up: int
     bytes_down: int
     bytes_total: int
-    data_bytes: int | None
+    once_bytes: int
     data_parallel_ratio: float | None
     tokens: int
     epochs: float | None
 
 
-def plan(spec: JobSpec, parameters: int, nodes: int, train_sequences: int | None = None) -> Plan:
+def plan(
+    spec: JobSpec,
+    parameters: int,
+    nodes: int,
+    train_sequences: int | None = None,
+    data_bytes: int | None = None,
+) -> Plan:
     """The plan of a valid spec.
 
     Args:
@@ -76,6 +83,7 @@ def plan(spec: JobSpec, parameters: int, nodes: int, train_sequences: int | None
         parameters: trainable parameters, see :func:`parameter_count`.
         nodes: how many nodes take part in every round.
         train_sequences: of the prepared data set, None while it is not prepared.
+        data_bytes: of its shards, None likewise.
 
     Raises:
         ValueError: ``nodes`` is not positive.
@@ -99,8 +107,7 @@ def plan(spec: JobSpec, parameters: int, nodes: int, train_sequences: int | None
         bytes_up=up,
         bytes_down=down,
         bytes_total=(up + down) * nodes,
-        # Shards hold two bytes a token, four for vocabularies beyond 65536.
-        data_bytes=None if train_sequences is None else 4 * train_sequences * spec.seq_len,
+        once_bytes=once_bytes(spec, data_bytes),
         data_parallel_ratio=ring / (up + down) if nodes > 1 else None,
         tokens=sequences * spec.seq_len,
         epochs=None if train_sequences is None else sequences / train_sequences,

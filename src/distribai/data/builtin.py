@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from distribai.core.datasets import check_built_in
+from distribai.core.datasets import BUILT_IN, check_built_in
 from distribai.data.formats import Piece
 from distribai.errors import InvalidData
 
-STDLIB_MAX_BYTES: Final = 10_000_000
+STDLIB_MAX_BYTES: Final = BUILT_IN["stdlib"]
 """Where ``stdlib`` stops reading; today's Pythons stay below."""
 
 _LEFT_OUT: Final = frozenset(

@@ -131,7 +131,7 @@ async def plan(
     not_now = await admission.foresee(grid, organization, spec)
     found = await forecasting.plan_with(grid, spec, nodes)
     taking_part = nodes or min(max(found.here, spec.workers_min), spec.workers_max)
-    figures = plan_of(spec, parameter_count(spec), taking_part)
+    figures = plan_of(spec, parameter_count(spec), taking_part, data_bytes=found.data_bytes)
     better = found.proposal
     better = replace(better, forecast=await sight.forecast_for(grid, caller, better.forecast))
     return answers.PlanAnswer(

@@ -17,14 +17,15 @@ from typing import Any
 from distribai.core.forecast import Forecast, fastest, forecast, overhead_of
 from distribai.core.known import Known, Overhead
 from distribai.core.needs import lacks
-from distribai.core.pace import FLOPS_PER_WEIGHT
 from distribai.core.phases import Measured, RoundTimes, TaskTimes, measure
 from distribai.core.plain import to_plain
 from distribai.core.plan import needs_of, parameter_count, task_memory_mb
 from distribai.core.proposal import Proposal, propose
 from distribai.core.spec import JobSpec
 from distribai.core.states import Liveness, RoundState
+from distribai.core.steps import Reached, step_work
 from distribai.orchestrator.context import Grid
+from distribai.orchestrator.jobs.preparation import dataset_key
 from distribai.orchestrator.rounds.opening import devices_of
 from distribai.orchestrator.rounds.tasks import spec_of
 from distribai.store.engine import AnyRow, Tx
@@ -43,12 +44,14 @@ LIKE = 2.0
 @dataclass(frozen=True, slots=True)
 class Outlook:
     """What a spec would be like here, and better settings. ``here`` devices could take part now,
-    ``resting`` nodes are online and take no tasks: paused, leaving, or quarantined."""
+    ``resting`` nodes are online and take no tasks: paused, leaving, or quarantined; the data is
+    ``data_bytes``, None while it is not prepared."""
 
     forecast: Forecast
     proposal: Proposal
     here: int
     resting: int
+    data_bytes: int | None
 
 
 async def plan_with(grid: Grid, spec: JobSpec, nodes: int | None = None) -> Outlook:
@@ -56,6 +59,7 @@ async def plan_with(grid: Grid, spec: JobSpec, nodes: int | None = None) -> Outl
     given."""
     async with grid.db.read() as tx:
         known = await machines_for(tx, spec)
+        data = await jobs.dataset(tx, dataset_key(spec))
         able = {row.id for row in await fleet.able_nodes(tx)}
         online = [n for n in await fleet.all_nodes(tx) if n.liveness == Liveness.ONLINE]
         overhead = await _overhead(tx, spec)
@@ -64,16 +68,18 @@ async def plan_with(grid: Grid, spec: JobSpec, nodes: int | None = None) -> Outl
     machines = fastest(spec, known)
     if nodes is not None:
         spec = replace(spec, workers_min=nodes, workers_max=nodes)
-    found = forecast(spec, machines, overhead)
-    better = await asyncio.to_thread(propose, spec, machines, overhead)
-    return Outlook(found, better, here, sum(n.id not in able for n in online))
+    figures = {} if data is None else data.figures
+    held_out, size = figures.get("held_out_sequences"), figures.get("bytes")
+    found = forecast(spec, machines, overhead, held_out, size)
+    better = await asyncio.to_thread(propose, spec, machines, overhead, held_out, size)
+    return Outlook(found, better, here, sum(n.id not in able for n in online), size)
 
 
 async def forecast_for(tx: Tx, spec: JobSpec, figures: Mapping[str, Any]) -> Forecast:
     """The forecast of a job whose data set is prepared, with its ``figures``."""
-    held_out = int(figures["held_out_sequences"])
+    held_out, size = int(figures["held_out_sequences"]), int(figures["bytes"])
     machines = fastest(spec, await machines_for(tx, spec))
-    return forecast(spec, machines, await _overhead(tx, spec), held_out)
+    return forecast(spec, machines, await _overhead(tx, spec), held_out, size)
 
 
 async def renew(tx: Tx, job: AnyRow) -> None:
@@ -86,7 +92,7 @@ async def renew(tx: Tx, job: AnyRow) -> None:
 
 async def machines_for(tx: Tx, spec: JobSpec) -> list[Known]:
     """What is known of the devices that may work for a job now, however small or slow."""
-    reached = await _reached(tx, parameter_count(spec))
+    reached = await _reached(tx)
     needs, found = needs_of(spec), []
     for node in await fleet.able_nodes(tx):
         machine = node.machine or {}
@@ -99,10 +105,12 @@ async def machines_for(tx: Tx, spec: JobSpec) -> list[Known]:
                     node_id=node.id,
                     device=device.index,
                     type=device.type,
-                    operations_per_s=reached.get((node.id, device.index), 0.0),
+                    reached=tuple(reached.get((node.id, device.index), ())),
                     gflops=device.has.gflops,
                     up_mbps=machine.get("link_up_mbps", 0.0) / len(devices),
                     down_mbps=machine.get("link_mbps", 0.0) / len(devices),
+                    up_limit_mbps=machine.get("limit_up_mbps", 0.0) / len(devices),
+                    down_limit_mbps=machine.get("limit_down_mbps", 0.0) / len(devices),
                     memory_mb=device.memory_mb,
                     month_left=machine["month_left"] if machine.get("month_bytes") else None,
                 )
@@ -145,26 +153,23 @@ async def _overhead(tx: Tx, spec: JobSpec) -> Overhead:
         if not 1 / LIKE <= job.parameters / parameters <= LIKE:
             continue
         found = await measured(tx, job.id)
-        if found is not None:
+        if found is not None and found.overhead_s is not None:
             return overhead_of(spec, found.overhead_s)
     return overhead_of(spec, None)
 
 
-async def _reached(tx: Tx, parameters: int) -> dict[tuple[str, int], float]:
-    """Operations a second that devices reached in training, by (node, device): the median of the
-    latest tasks in the job that is nearest in size, the youngest of several."""
-    found: dict[tuple[str, int], float] = {}
-
-    def distance(job: AnyRow) -> float:
-        return float(max(job.parameters / parameters, parameters / job.parameters))
-
-    for job in sorted(await jobs.latest_with_rounds(tx), key=distance):
-        rates: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
+async def _reached(tx: Tx) -> Mapping[tuple[str, int], list[Reached]]:
+    """What steps took devices in the latest jobs, by (node, device), the youngest job first: the
+    median of the latest tasks of each."""
+    found: defaultdict[tuple[str, int], list[Reached]] = defaultdict(list)
+    for job in await jobs.latest_with_rounds(tx):
+        spec = spec_of(job)
+        work_of, tokens_of = step_work(spec), spec.batch * spec.seq_len
+        steps: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
         for task in await submissions.accepted_since(tx, job.id, job.version - OF_A_DEVICE):
             tokens, seconds = task.outcome["tokens"], task.outcome["metrics"].get("seconds", 0.0)
             if tokens > 0 and seconds > 0:
-                rate = FLOPS_PER_WEIGHT * job.parameters * tokens / seconds
-                rates[task.node_id, task.device].append(rate)
-        for key, of_device in rates.items():
-            found.setdefault(key, statistics.median(of_device))
+                steps[task.node_id, task.device].append(seconds * tokens_of / tokens)
+        for key, of_device in steps.items():
+            found[key].append(Reached(work_of, statistics.median(of_device)))
     return found

@@ -260,7 +260,6 @@ def _write_first(
 
 def plan_figures(spec: JobSpec, parameters: int, data: PreparedData) -> dict[str, Plain]:
     """The planner's figures for the smallest number of workers."""
-    figures: dict[str, Plain] = to_plain(
-        plan(spec, parameters, spec.workers_min, data.figures["train_sequences"])
-    )
+    sequences, size = data.figures["train_sequences"], data.figures["bytes"]
+    figures: dict[str, Plain] = to_plain(plan(spec, parameters, spec.workers_min, sequences, size))
     return figures

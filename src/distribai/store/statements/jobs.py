@@ -65,9 +65,9 @@ async def in_states(tx: Tx, states: Collection[JobState]) -> Sequence[AnyRow]:
 
 
 async def latest_with_rounds(tx: Tx, limit: int = 20) -> Sequence[AnyRow]:
-    """Id, version and parameters of the youngest jobs that have merged two rounds or more."""
+    """Id, version, parameters and spec of the youngest jobs that have merged two rounds or more."""
     return await tx.all(
-        select(jobs.c.id, jobs.c.version, jobs.c.parameters)
+        select(jobs.c.id, jobs.c.version, jobs.c.parameters, jobs.c.spec)
         .where(jobs.c.version >= 2)
         .order_by(jobs.c.created_at.desc(), jobs.c.id)
         .limit(limit)
