@@ -212,7 +212,7 @@ class TestUploads:
         self, tmp_path: Path
     ) -> None:
         async def promote(path: Path, ref: BlobRef) -> None:
-            assert path.read_bytes() == data
+            assert await asyncio.to_thread(path.read_bytes) == data
 
         data, now, left = os.urandom(6000), 0.0, list[int]()
 

@@ -4,9 +4,9 @@ An upload is two files: ``<id>.json`` says what it claims to be, ``<id>.part`` h
 far, so its length is the offset at which to go on, also after a restart. Bytes are counted and
 hashed as they are read, whatever a Content-Length says.
 
-What came is written after :data:`WRITE_S` at the latest: of a killed process no more is lost than a
-line brings in so long. Neither file is flushed to disk before the upload is whole: after a power cut
-what is missing or torn shows by the hash, and the upload begins again.
+What came is written after :data:`WRITE_S` at the latest: a killed process loses no more than a
+line brings in so long. Neither file is flushed to disk before the upload is whole: after a power
+cut what is missing or torn shows by the hash, and the upload begins again.
 """
 
 from __future__ import annotations
