@@ -97,17 +97,38 @@ def test_a_newcomer_makes_version_0_itself_where_all_updates_are_fewer_bytes() -
 def test_who_has_an_earlier_snapshot_and_the_updates_on_disk_fetches_nothing() -> None:
     ref = replace(target(12, [50, 50], (12, 100)), kept=KeptRef(10, BlobRef("k", 100)))
     assert way_to(ref, None).blobs == (BlobRef("s", 100),), "a newcomer takes the fresh one"
-    way = way_to(ref, None, here={"k", "u11", "u12"})
-    assert way.bytes({"k", "u11", "u12"}) == 0
+    whole = {"k": 100, "u11": 50, "u12": 50}
+    way = way_to(ref, None, here=whole)
+    assert way.bytes(whole) == 0
     assert [b.sha256 for b in way.blobs] == ["k", "u11", "u12"]
-    assert [b.sha256 for b in way_to(ref, None, here={"k", "u11"}).blobs] == ["k", "u11", "u12"]
-    assert way_to(ref, 11, here={"k", "u11", "u12"}).start == "held", "the shortest of equal ones"
+    some = {"k": 100, "u11": 50}
+    assert [b.sha256 for b in way_to(ref, None, here=some).blobs] == ["k", "u11", "u12"]
+    assert way_to(ref, 11, here=whole).start == "held", "the shortest of equal ones"
 
 
 def test_what_is_on_disk_does_not_tempt_to_a_way_that_fetches_more() -> None:
     ref = replace(target(13, [60, 60, 60], (13, 100)), kept=KeptRef(10, BlobRef("k", 100)))
-    assert [b.sha256 for b in way_to(ref, None, here={"k"}).blobs] == ["s"]
-    assert way_to(ref, 11, here={"s"}).blobs == (BlobRef("s", 100),)
+    assert [b.sha256 for b in way_to(ref, None, here={"k": 100}).blobs] == ["s"]
+    assert way_to(ref, 11, here={"s": 100}).blobs == (BlobRef("s", 100),)
+
+
+def test_a_snapshot_that_is_partly_here_is_finished_though_the_version_has_moved_on() -> None:
+    ref = target(13, [10, 10], (13, 100))
+    begun = [KeptRef(11, BlobRef("b", 100))]
+    way = way_to(ref, None, here={"b": 80}, begun=begun)
+    assert [b.sha256 for b in way.blobs] == ["b", "u12", "u13"]
+    assert way.bytes({"b": 80}) == 40
+    fresh = way_to(ref, None, here={"b": 10}, begun=begun)
+    assert [b.sha256 for b in fresh.blobs] == ["s"], "less is here than the updates since take"
+    assert way_to(ref, 12, here={"b": 80}, begun=begun).start == "held"
+    assert way_to(ref, None, here={"s": 90, "b": 80}, begun=begun).whole == ref.snapshot
+
+
+def test_a_snapshot_to_which_the_updates_do_not_reach_back_is_no_start() -> None:
+    ref = target(13, [10, 10], (13, 100))
+    for version in (10, 14):
+        begun = [KeptRef(version, BlobRef("b", 100))]
+        assert way_to(ref, None, here={"b": 100}, begun=begun).whole == ref.snapshot
 
 
 @given(data=st.data(), version=st.integers(1, 20), from_seed=st.booleans())
@@ -123,17 +144,25 @@ def test_no_way_that_a_reference_offers_takes_fewer_bytes(
     if kept is not None:
         ref = replace(ref, kept=KeptRef(kept, BlobRef("k", whole[1])))
     held = data.draw(st.none() | st.integers(0, version))
-    here = data.draw(st.sets(st.sampled_from([b.sha256 for b in ref.blobs])))
-    way = way_to(ref, held, from_seed, here)
+    begun = data.draw(st.lists(st.integers(0, 22), max_size=2))
+    earlier = [KeptRef(v, BlobRef(f"b{i}", whole[1])) for i, v in enumerate(begun)]
+    blobs = [*ref.blobs, *(e.blob for e in earlier)]
+    here = {b.sha256: data.draw(st.integers(0, b.size)) for b in blobs if data.draw(st.booleans())}
+    way = way_to(ref, held, from_seed, here, earlier)
+    start = way.updates[0].version - 1 if way.updates else version
+    assert [u.version for u in way.updates] == list(range(start + 1, version + 1))
+    if way.whole is not None and way.whole in [e.blob for e in earlier]:
+        assert KeptRef(start, way.whole) in earlier, "the updates follow the version it is of"
 
     def cost(start: int, *blobs: BlobRef) -> int:
         used = (*blobs, *(u.blob for u in ref.updates if u.version > start))
-        return sum(b.size for b in used if b.sha256 not in here)
+        return sum(b.size - here.get(b.sha256, 0) for b in used)
 
     assert ref.snapshot is not None
     others = [cost(whole[0], ref.snapshot)]
     if kept is not None and ref.kept is not None:
         others.append(cost(kept, ref.kept.blob))
+    others += [cost(e.version, e.blob) for e in earlier if first <= e.version <= version]
     if held is not None and held >= first:
         others.append(cost(held))
     if from_seed and first == 0:

@@ -22,10 +22,11 @@ from distribai.orchestrator.context import Grid as OrchestratorGrid
 from distribai.orchestrator.http import connections, security
 from distribai.orchestrator.http.app import create_app
 from distribai.orchestrator.http.bodies import PUBLIC_BODY
+from distribai.orchestrator.http.ranges import PIECE
 from distribai.orchestrator.limits import Limits, too_many
 from distribai.sections import LimitSettings
 from tests.http.serving import serving
-from tests.http.stand_in import OPERATOR, Orchestrator, make_grid
+from tests.http.stand_in import NODE, OPERATOR, Orchestrator, make_grid
 
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: grid\r\n\r\n"
 PATIENCE_S = 180
@@ -238,6 +239,29 @@ def test_an_answer_that_is_not_read_is_cut(grid: Grid, monkeypatch: pytest.Monke
     while data := deaf.socket.recv(1 << 20):
         answers += data.count(b"HTTP/1.1 200")
     assert answers < asked
+
+
+def test_a_download_that_breaks_off_counts_little_more_than_what_was_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rooms = Orchestrator()
+    rooms.install(monkeypatch)
+    served, http = make_grid(tmp_path), connections.bounded(100)
+    ref = asyncio.run(served.blobs.put_bytes(bytes(16 << 20)))
+    with serving(create_app(served), http=http) as url:
+        made = Grid(url, http)
+        for _ in range(3):
+            slow = made.caller(deaf=True)
+            slow.ask("GET", f"/blobs/{ref.sha256}", 0, NODE, "X-DistribAI-Job: job_x")
+            slow.reads(b"\r\n\r\n")
+            before = len(rooms.counted)
+            slow.socket.close()
+            eventually(lambda before=before: len(rooms.counted) > before)  # type: ignore[misc]
+        made.close()
+    assert len(rooms.counted) == 3
+    for job, node, up, down in rooms.counted:
+        assert (job, node, up) == ("job_x", "node_a", 0)
+        assert 0 < down <= PIECE + 8 * connections.AHEAD
 
 
 def test_who_may_not_call_a_route_is_told_before_the_body_is_read(grid: Grid) -> None:

@@ -139,6 +139,13 @@ def do(run: wire.Run) -> None:
         say(wire.Kept(str(path), BlobRef(hashlib.sha256(b"whole weights").hexdigest(), 13)))
         text = f"here={len(run.here)} room={run.room}"
         say(wire.Done(Outcome(task.task_id, task.attempt, "done", text=text)))
+    elif how == "begun":
+        say(wire.Need(tuple(ref.blob for ref in run.begun)))
+        message = hear()
+        while not isinstance(message, wire.Have):
+            message = hear()
+        text = f"begun={len(run.begun)} here={sum(run.here.values())} gone={len(message.gone)}"
+        say(wire.Done(Outcome(task.task_id, task.attempt, "done", text=text)))
     elif how == "no delta":
         ref = BlobRef("0" * 64, 1)
         say(wire.Done(Outcome(task.task_id, task.attempt, "done", ref), "/nonexistent/delta"))

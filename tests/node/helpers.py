@@ -207,16 +207,17 @@ class BlobServer:
     """The HTTP side of the blob contract as an ASGI application with faults to order.
 
     ``cut_download`` and ``cut_upload``: bytes after which the next transfers break off, one entry
-    each. ``statuses``: answers to give instead, first come first served; ``retry_after`` goes with
-    them; ``after_cut``: the answers from the cut of an upload on. ``store``: the address of an
-    object store to send on to who can follow; ``fetched``: (job, SHA-256, bytes) that were said to
-    have come from there.
+    each; ``stall_download``: bytes after which nothing comes any more. ``statuses``: answers to
+    give instead, first come first served; ``retry_after`` goes with them; ``after_cut``: the
+    answers from the cut of an upload on. ``store``: the address of an object store to send on to
+    who can follow; ``fetched``: (job, SHA-256, bytes) that were said to have come from there.
     """
 
     def __init__(self) -> None:
         self.blobs: dict[str, bytes] = {}
         self.uploads: dict[str, tuple[dict[str, Any], bytearray]] = {}
         self.cut_download: list[int] = []
+        self.stall_download: list[int] = []
         self.cut_upload: list[int] = []
         self.statuses: list[int] = []
         self.retry_after = ""
@@ -253,7 +254,7 @@ class BlobServer:
         elif path.startswith("/api/v1/blobs/uploads/"):
             await self._upload(method, path.rsplit("/", 1)[1], headers, receive, send)
         else:
-            await self._download(path.rsplit("/", 1)[1], headers, send)
+            await self._download(path.rsplit("/", 1)[1], headers, receive, send)
 
     async def _answer(
         self, send: Any, status: int, body: bytes = b"", headers: dict[str, str] | None = None
@@ -315,7 +316,9 @@ class BlobServer:
             del self.uploads[name]
             await self._answer(send, 201)
 
-    async def _download(self, sha256: str, headers: dict[str, str], send: Any) -> None:
+    async def _download(
+        self, sha256: str, headers: dict[str, str], receive: Any, send: Any
+    ) -> None:
         data = self.lie.get(sha256, self.blobs.get(sha256))
         if data is None:
             await self._answer(send, 404, b'{"detail": "no such blob", "code": "blob.unknown"}')
@@ -327,16 +330,20 @@ class BlobServer:
                 await self._answer(send, 416)
                 return
             status, more = 206, {"Content-Range": f"bytes {start}-{len(data) - 1}/{len(data)}"}
-        if not self.cut_download:
+        if not self.cut_download and not self.stall_download:
             await self._answer(send, status, data[start:], more)
             return
-        cut = self.cut_download.pop(0)
+        stalls = bool(self.stall_download)
+        cut = (self.stall_download or self.cut_download).pop(0)
         pairs = [(k.encode(), v.encode()) for k, v in more.items()]
         pairs.append((b"content-length", str(len(data) - start).encode()))
         await send({"type": "http.response.start", "status": status, "headers": pairs})
         await send(
             {"type": "http.response.body", "body": data[start : start + cut], "more_body": True}
         )
+        if stalls:
+            while (await receive())["type"] != "http.disconnect":
+                pass
         raise ConnectionAbortedError("ordered")
 
 

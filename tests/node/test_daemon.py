@@ -362,6 +362,34 @@ async def test_the_update_of_a_warm_job_is_fetched_ahead(grid: Grid) -> None:
     assert (await grid.join()).blobs == [new.sha256]
 
 
+async def test_a_snapshot_whose_task_was_taken_back_is_fetched_to_its_end_and_then_the_updates(
+    grid: Grid,
+) -> None:
+    daemon = await grid.up()
+    begun, newer = grid.server.put(bytes(5000)), grid.server.put(bytes(6000))
+    update = grid.server.put(b"update 6")
+    grid.server.stall_download = [1000]
+    await grid.accepted(base=WeightsRef(5, "hash5", begun, 5))
+    await eventually(lambda: daemon._traffic.down.total == 1000)
+    weights = WeightsRef(6, "hash6", newer, 6, (UpdateRef(6, update, "hash6"),))
+    grid.peer.say(
+        round_complete=pb.DiLoCoRoundComplete(
+            job_id="job_a", version=6, weights=convert.weights_to_wire(weights)
+        )
+    )
+    await settle()
+    assert [(p[-64:], h.get("range")) for _, p, h in grid.server.requests] == [
+        (begun.sha256, None)
+    ], "the task fetches it itself"
+    grid.peer.say(control=pb.ControlMessage(action="cancel", task_id="task_a"))
+    await eventually(lambda: daemon._cache.newest(9) == [update.sha256, begun.sha256])
+    assert [(path[-64:], h.get("range")) for _, path, h in grid.server.requests] == [
+        (begun.sha256, None),
+        (begun.sha256, "bytes=1000-"),
+        (update.sha256, None),
+    ]
+
+
 async def test_leaving_finishes_the_step_reports_and_waits_for_the_acknowledgement(
     grid: Grid,
 ) -> None:

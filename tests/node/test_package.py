@@ -17,6 +17,7 @@ from distribai.core.devices import Device, Speed
 from distribai.core.tasks import Assignment, KeptRef, Outcome, Progress, WeightsRef
 from distribai.errors import DistribAIError, Unavailable, UsageError
 from distribai.node import executors
+from distribai.node.begun import Begun
 from distribai.node.blobs import BlobClient
 from distribai.node.cache import BlobCache
 from distribai.node.child import LOG_LIMIT
@@ -51,6 +52,7 @@ class Bench:
             server.url, lambda: "t", self.clock, NoJitter(), attempts=2, trust_env=False
         )
         self.cache = BlobCache(root / "cache", 10**6)
+        self.begun = Begun(root, self.cache)
         self.root = root
         self.wanted = Gate()
         self.checkpoints = Checkpoints()
@@ -66,6 +68,7 @@ class Bench:
             self.cache,
             self.blobs,
             Fetcher(self.cache, self.blobs),
+            self.begun,
             self.clock,
             self,
             self.root / "log",
@@ -499,3 +502,23 @@ async def test_weights_that_are_torn_on_their_way_to_the_cache_cost_nothing(benc
     outcome = await do(bench.executor(), "keep torn")
     assert outcome.status == "done"
     assert bench.cache.find(ref_of(b"whole weights")) is None
+
+
+async def test_a_snapshot_that_was_begun_is_gone_on_with_or_found_to_be_gone(bench: Bench) -> None:
+    executor = bench.executor()
+    earlier, other = bench.server.put(b"weights of version 3"), ref_of(b"weights of version 4")
+    base = WeightsRef(5, "hash5", bench.server.put(b"canonical"), 5)
+    bench.begun.begin("job_a", KeptRef(3, earlier))
+    assert bench.begun.of("job_a") == (), "nothing of it is here"
+    bench.cache.partial(earlier).write_bytes(b"weights")
+    outcome = await do(executor, "begun", base=base)
+    assert outcome.text == "begun=1 here=7 gone=0"
+    assert bench.server.requests[-1][2]["range"] == "bytes=7-"
+    assert Begun(bench.root, bench.cache).of("job_a") == (KeptRef(3, earlier),)
+
+    bench.begun.begin("job_a", KeptRef(4, other))
+    bench.cache.partial(other).write_bytes(b"weights")
+    assert (await do(executor, "begun", base=base)).text == "begun=1 here=7 gone=1"
+    assert bench.begun.of("job_a") == ()
+    assert not bench.cache.partial(other).exists()
+    assert Begun(bench.root, bench.cache).of("job_a") == ()

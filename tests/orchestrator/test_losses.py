@@ -113,6 +113,33 @@ async def test_nodes_are_told_of_new_versions_with_the_way_to_get_them(world: Wo
     assert weights.weights_hash == versions[1].weights_hash
 
 
+async def test_a_node_that_rests_is_told_of_no_versions_but_that_the_job_has_ended(
+    world: World,
+) -> None:
+    a, b = await world.node("a"), await world.node("b")
+    job_id = await world.job(steps=60)
+    await world.settle()
+    await b.heartbeat("pause")
+    for node in (a, b):
+        await node.work()
+    version = 0
+    while version < 3:
+        await world.advance(10, a, b)
+        await a.work()
+        version = (await queries.show_job(world.grid, job_id)).version
+    assert b.completed == []
+    await b.heartbeat("contribute")
+    while not any(t.phase == "train" for t in b.tasks.values()):
+        await a.work()
+        await b.work("evaluate")
+        await world.advance(10, a, b)
+    assert b.only_task().base.version >= version, "its task tells of the newest"
+    await b.heartbeat("pause")
+    await commands.cancel_job(world.grid, job_id, "enough", "tester")
+    await world.settle()
+    assert b.completed[-1].job_done
+
+
 async def test_a_restart_in_the_middle_of_a_round_loses_nothing(any_world: World) -> None:
     world = any_world
     a, b = await world.node("a"), await world.node("b")

@@ -19,7 +19,7 @@ from distribai import points
 from distribai.core.spec import BlobRef
 from distribai.errors import Conflict, Integrity, NotFound, Unavailable
 from distribai.store.blobs import BlobStore, blob_key
-from distribai.store.uploads import IDLE_S, WRITE_CHUNK, Uploads
+from distribai.store.uploads import IDLE_S, WRITE_CHUNK, WRITE_S, Uploads
 from tests.store.buckets import CREDENTIALS
 
 MAX = 64 << 20
@@ -207,6 +207,45 @@ class TestUploads:
         assert second.uploads.offset(upload.id).offset == 1000
         assert second.uploads.claim(upload.id) == ref_of(data)
         assert (await second.uploads.append(upload.id, 1000, chunks(data[1000:]))).complete
+
+    async def test_what_a_slow_line_has_brought_is_there_when_the_process_is_killed_meanwhile(
+        self, tmp_path: Path
+    ) -> None:
+        async def promote(path: Path, ref: BlobRef) -> None:
+            assert await asyncio.to_thread(path.read_bytes) == data
+
+        data, now, left = os.urandom(6000), 0.0, list[int]()
+
+        def process() -> Uploads:
+            return Uploads(tmp_path, promote=promote, max_bytes=MAX, clock=lambda: now)
+
+        async def slow() -> AsyncIterator[bytes]:
+            nonlocal now
+            for start in range(0, len(data), 1000):
+                yield data[start : start + 1000]
+                left.append(process().offset(upload.id).offset)  # it is killed here
+                now += 0.6 * WRITE_S
+
+        uploads = process()
+        upload = uploads.begin(ref_of(data))
+        assert (await uploads.append(upload.id, 0, slow())).complete
+        assert left == [0, 0, 3000, 3000, 5000, 5000]
+
+    async def test_what_comes_fast_is_written_in_one_go(self, tmp_path: Path) -> None:
+        seen: list[str] = []
+
+        async def promote(path: Path, ref: BlobRef) -> None: ...
+
+        uploads = Uploads(tmp_path, promote=promote, max_bytes=MAX, clock=lambda: 0.0)
+        data = os.urandom(200_000)
+        upload = uploads.begin(ref_of(data))
+        points.install(seen.append)
+        try:
+            pieces = (data[i : i + 1000] for i in range(0, len(data), 1000))
+            assert (await uploads.append(upload.id, 0, chunks(*pieces))).complete
+        finally:
+            points.install(None)
+        assert seen.count("upload.part.after") == 1
 
     async def test_an_upload_that_is_too_long_is_refused_at_once_and_dropped(
         self, directory: BlobStore

@@ -10,6 +10,7 @@ import pytest
 from distribai.core.child import Kept, Run
 from distribai.core.spec import BlobRef, DataSpec, JobSpec, ModelSpec
 from distribai.core.tasks import Assignment, KeptRef, UpdateRef, WeightsRef
+from distribai.core.ways import NOTHING
 from distribai.errors import Integrity
 from distribai.merge.update import UpdateHeader, apply_update, write_update
 from distribai.merge.version0 import make_version0
@@ -75,7 +76,9 @@ def test_a_grid_whose_files_do_not_lead_to_its_version_is_named(tmp_path: Path) 
     assert copy.weights is None
 
 
-def run(base: WeightsRef, folder: Path, here: tuple[str, ...] = (), room: int = 10**9) -> Run:
+def run(
+    base: WeightsRef, folder: Path, here: Mapping[str, int] = NOTHING, room: int = 10**9
+) -> Run:
     """A task on ``base``, as the daemon tells of it."""
     spec = JobSpec("odd", ModelSpec("odd", {}), DataSpec(), 1)
     task = Assignment("job", "task", 1, base.version, "evaluate", spec, base, None)
@@ -98,7 +101,7 @@ def test_a_version_that_the_grid_keeps_is_put_on_disk_and_an_older_one_is_reache
         line.folder / line.snapshots[1].sha256
     ).read_bytes(), "the same file, to the byte"
     reach(copy, run(second, tmp_path), line.fetch, told.append)
-    here = (line.snapshots[1].sha256, line.updates[2].blob.sha256)
+    here = {b.sha256: b.size for b in (line.snapshots[1], line.updates[2].blob)}
 
     def only_what_is_here(blobs: Iterable[BlobRef]) -> Mapping[str, Path]:
         wanted = list(blobs)
@@ -124,3 +127,43 @@ def test_nothing_is_put_on_a_disk_without_room(tmp_path: Path) -> None:
     assert copy.version == 1
     assert told == []
     assert not (tmp_path / "kept.safetensors").exists()
+
+
+def test_a_snapshot_that_was_begun_leads_to_a_later_version(tmp_path: Path) -> None:
+    line = _Line(tmp_path / "line", make_version0(ODD, 1), 2)
+    begun = [KeptRef(1, line.snapshots[1])]
+    here = {line.snapshots[1].sha256: line.snapshots[1].size}
+    asked: list[str] = []
+
+    def fetch(blobs: Iterable[BlobRef]) -> Mapping[str, Path]:
+        wanted = list(blobs)
+        asked.extend(b.sha256 for b in wanted)
+        return line.fetch(wanted)
+
+    copy = CanonicalCopy("job", ODD, 1)
+    copy.advance(line.target(2), fetch, here, begun)
+    assert (copy.version, copy.hash) == (2, line.updates[2].weights_hash)
+    assert asked == [line.snapshots[1].sha256, line.updates[2].blob.sha256]
+
+
+def test_a_begun_snapshot_that_is_gone_or_of_another_history_costs_no_attempt(
+    tmp_path: Path,
+) -> None:
+    start = make_version0(ODD, 1)
+    lost, line = _Line(tmp_path / "lost", start, 2), _Line(tmp_path / "line", start, 3)
+    begun = [KeptRef(1, lost.snapshots[1])]
+    here = {lost.snapshots[1].sha256: lost.snapshots[1].size}
+
+    def without(blobs: Iterable[BlobRef]) -> Mapping[str, Path]:
+        return line.fetch(b for b in blobs if b != lost.snapshots[1])
+
+    def of_both(blobs: Iterable[BlobRef]) -> Mapping[str, Path]:
+        folders = (lost.folder, line.folder)
+        return {
+            b.sha256: next(f / b.sha256 for f in folders if (f / b.sha256).exists()) for b in blobs
+        }
+
+    for fetch in (without, of_both):
+        copy = CanonicalCopy("job", ODD, 1)
+        copy.advance(line.target(2), fetch, here, begun)
+        assert (copy.version, copy.hash) == (2, line.updates[2].weights_hash)

@@ -33,7 +33,7 @@ from typing import Literal
 
 from distribai.core.plain import from_plain, to_plain
 from distribai.core.spec import BlobRef
-from distribai.core.tasks import Assignment, Outcome, Progress
+from distribai.core.tasks import Assignment, KeptRef, Outcome, Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +66,10 @@ class Owed:
 class Run:
     """Do this task. ``out_dir`` is where a delta may be written (the file is the daemon's then),
     and where checkpoints go and an earlier one of the same attempt is looked for. With ``owed``
-    the delta has error feedback, and leaves :data:`RESIDUAL` beside itself. ``here`` are the blobs
-    that lead to the base and need not be fetched, by SHA-256; ``room`` bytes of the disk may go to
-    weights that are worth keeping (``Kept``). Progress is told every ``progress_s`` at most."""
+    the delta has error feedback, and leaves :data:`RESIDUAL` beside itself. ``here`` says how many
+    bytes of the blobs that lead to the base are on disk, by SHA-256; ``begun`` are earlier
+    snapshots that were begun to fetch; ``room`` bytes of the disk may go to weights that are worth
+    keeping (``Kept``). Progress is told every ``progress_s`` at most."""
 
     assignment: Assignment
     out_dir: str
@@ -76,7 +77,8 @@ class Run:
     threads: int
     checkpoints: Checkpoints = Checkpoints()
     owed: Owed | None = None
-    here: tuple[str, ...] = ()
+    here: Mapping[str, int] = field(default_factory=dict)
+    begun: tuple[KeptRef, ...] = ()
     room: int = 0
     progress_s: float = 2.0
     type: Literal["run"] = "run"
@@ -93,9 +95,11 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Have:
-    """Local, verified, read-only paths by SHA-256, for the last ``Need``."""
+    """Local, verified, read-only paths by SHA-256, for the last ``Need``. ``gone``: snapshots that
+    were begun earlier and are on offer no more; the child goes another way."""
 
     paths: Mapping[str, str]
+    gone: tuple[str, ...] = ()
     type: Literal["have"] = "have"
 
 

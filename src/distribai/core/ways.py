@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from distribai.core.spec import BlobRef
-from distribai.core.tasks import UpdateRef, WeightsRef
+from distribai.core.tasks import KeptRef, UpdateRef, WeightsRef
 from distribai.errors import InternalFault
+
+NOTHING: Mapping[str, int] = {}
+"""What lies on the disk of a newcomer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,16 +29,17 @@ class Way:
         first = () if self.whole is None else (self.whole,)
         return (*first, *(u.blob for u in self.updates))
 
-    def bytes(self, here: Collection[str] = ()) -> int:
-        """Bytes to fetch for who has the blobs ``here`` on disk."""
-        return sum(blob.size for blob in self.blobs if blob.sha256 not in here)
+    def bytes(self, here: Mapping[str, int] = NOTHING) -> int:
+        """Bytes to fetch for who has so many ``here`` on disk, by SHA-256."""
+        return sum(max(0, blob.size - here.get(blob.sha256, 0)) for blob in self.blobs)
 
 
 def way_to(
     target: WeightsRef,
     held: int | None,
     from_seed: bool = False,
-    here: Collection[str] = (),
+    here: Mapping[str, int] = NOTHING,
+    begun: Collection[KeptRef] = (),
 ) -> Way:
     """The way with the fewest bytes to ``target`` for who holds version ``held`` (or nothing); of
     equal ones that with the fewest updates.
@@ -45,7 +49,10 @@ def way_to(
         held: a version at hand that may be changed; none that is newer.
         from_seed: version 0 can be made from the seed, so that encoded updates from the first one
             on may take fewer bytes than a snapshot.
-        here: SHA-256 of blobs that need not be fetched.
+        here: bytes of blobs that are on disk and need not be fetched, by SHA-256. A part of one
+            counts, too: what a slow line has brought is not thrown away for a way that is shorter
+            for a newcomer.
+        begun: earlier snapshots that were begun to fetch and that ``target`` does not name.
 
     Raises:
         InternalFault: ``protocol.malformed``: the reference leads nowhere.
@@ -59,6 +66,9 @@ def way_to(
         starts.append(("snapshot", target.snapshot, target.snapshot_version))
     if target.kept is not None:
         starts.append(("snapshot", target.kept.blob, target.kept.version))
+    starts += [
+        ("snapshot", ref.blob, ref.version) for ref in begun if ref.version <= target.version
+    ]
     found = []
     for start, whole, version in starts:
         updates = tuple(u for u in target.updates if u.version > version)

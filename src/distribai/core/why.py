@@ -71,6 +71,7 @@ CODES: Mapping[str, str] = {
     "late": "The round was opened without the node, which gets a share of the rest, or waits.",
     "declined": "The node has just declined a task, and is left alone for a while.",
     "idle": "There is no work.",
+    "slow": "The node's downloads take longer than the job's rounds: it fetches ahead first.",
     "http": "The node has its stream, but its blobs do not come through over HTTP.",
 }
 """Every code of a reason, with what it means; the docs print it."""
@@ -187,6 +188,26 @@ REACH_HTTP = (
     "gives the new link."
 )
 """What to do about a node whose blobs do not come through."""
+
+
+def too_slow(name: str, job_id: str, tasks: int, following: int | None) -> Reason:
+    """That task after task of job ``name`` ended on a node before its first step; it gets the next
+    one in round ``following``, counted from 0; None: in the next that opens."""
+    text = (
+        f"Job {name}: its last {tasks} tasks in a row were over before their first step: its "
+        "downloads take longer than the job's rounds. What it has fetched is kept, and it goes on "
+        "fetching"
+    )
+    if following is not None:
+        text += f"; it is left out until round {following + 1}, if rounds can do without it"
+    return Reason("slow", f"{text}.", FASTER, job_id=job_id)
+
+
+FASTER = (
+    "If it does not catch up: a faster line (or a higher --down-mbps), or a job with longer rounds "
+    "(rounds.inner_steps) or a smaller model."
+)
+"""What to do about a node whose downloads take too long."""
 
 
 def misfit(probe: QueuedTask, devices: Sequence[FreeDevice], now: float) -> str:

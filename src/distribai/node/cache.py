@@ -84,10 +84,23 @@ class BlobCache:
         """Bytes that may come in before anything has to go."""
         return max(0, self._limit - self.size)
 
-    def among(self, blobs: Iterable[BlobRef]) -> tuple[str, ...]:
-        """Hashes of those of ``blobs`` that are here, as far as their names say."""
-        with self._lock:
-            return tuple(b.sha256 for b in blobs if b.sha256 in self._entries)
+    def held_of(self, blobs: Iterable[BlobRef]) -> dict[str, int]:
+        """Bytes of those of ``blobs`` that are here, whole or in part, by SHA-256: as far as names
+        and lengths say."""
+        found = {}
+        for blob in blobs:
+            with self._lock:
+                whole = blob.sha256 in self._entries
+            size = blob.size if whole else self._collected(blob)
+            if size:
+                found[blob.sha256] = size
+        return found
+
+    def _collected(self, blob: BlobRef) -> int:
+        try:
+            return min(blob.size, self.partial(blob).stat().st_size)
+        except FileNotFoundError:
+            return 0
 
     def newest(self, count: int) -> list[str]:
         """Hashes, most recently used first, at most ``count``."""

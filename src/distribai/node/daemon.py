@@ -22,6 +22,7 @@ from distribai.core.devices import Machine
 from distribai.core.states import Intent
 from distribai.errors import DistribAIError, UsageError
 from distribai.node import identity
+from distribai.node.begun import Begun
 from distribai.node.benchmark import Meter, worth_telling
 from distribai.node.blobs import BlobClient
 from distribai.node.cache import BlobCache
@@ -143,6 +144,7 @@ class Daemon:
         self._contact = Contact(state)
         key = identity.load_or_create(state)
         self._cache = BlobCache(state / "cache", self._settings.cache_bytes)
+        begun = Begun(state, self._cache)
         self._feedback = FeedbackStore(state, self._settings.feedback_bytes)
         self._certificate = Certificate(self._join, self._trust, key, self._clock, self._rng)
         transport = self._transport or GrpcTransport(
@@ -173,6 +175,7 @@ class Daemon:
                 cache=self._cache,
                 blobs=self._blobs,
                 fetcher=Fetcher(self._cache, self._blobs),
+                begun=begun,
                 clock=self._clock,
                 listener=worker,
                 log_dir=state / "log",

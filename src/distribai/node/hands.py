@@ -60,6 +60,11 @@ class Hands:
         """Whether a task that somebody waits for is at work on the device."""
         return any(h.device == device and h.result is None and not h.dropped for h in self)
 
+    def work_for(self, job_id: str) -> bool:
+        """Whether a task of the job that somebody waits for is at work."""
+        at_work = (h for h in self if h.result is None and not h.dropped)
+        return any(h.assignment.job_id == job_id for h in at_work)
+
     def add(self, hand: Hand) -> None:
         """Take a task in hand."""
         self._all[hand.key] = hand

@@ -10,8 +10,9 @@ from pathlib import Path
 import structlog
 
 from distribai.core.child import Cancel, Done, Have, Kept, Need
-from distribai.core.tasks import Assignment, Outcome
-from distribai.errors import DistribAIError, Integrity
+from distribai.core.spec import BlobRef
+from distribai.core.tasks import Assignment, KeptRef, Outcome
+from distribai.errors import DistribAIError, Integrity, NotFound
 from distribai.node.cache import Pins
 from distribai.node.child import ChildProcess
 from distribai.node.executors import Services, failed
@@ -27,6 +28,10 @@ class Provider:
     ) -> None:
         self._services = services
         self._child = child
+        base = assignment.base
+        offered = [] if base.snapshot is None else [KeptRef(base.snapshot_version, base.snapshot)]
+        self._offered = [*offered, *([] if base.kept is None else [base.kept])]
+        self._begun = services.begun.of(assignment.job_id)
         self._assignment = assignment
         self._pins = pins
         self._task: asyncio.Task[None] | None = None
@@ -71,7 +76,10 @@ class Provider:
         began = self._services.clock.monotonic()
         try:
             for blob in need.blobs:
-                path = await self._services.fetcher.fetch(blob, self._assignment.job_id, self._pins)
+                path = await self._fetch(blob)
+                if path is None:
+                    await self._child.send(Have(paths, gone=(blob.sha256,)))
+                    return
                 paths[blob.sha256] = str(path)
         except DistribAIError as problem:
             await self._give_up(problem.code, problem.message)
@@ -80,6 +88,20 @@ class Provider:
         else:
             self._waited += self._services.clock.monotonic() - began
             await self._child.send(Have(paths))
+
+    async def _fetch(self, blob: BlobRef) -> Path | None:
+        """The file of a blob; None for a snapshot that was begun earlier and is gone."""
+        job_id, begun = self._assignment.job_id, self._services.begun
+        for snapshot in (*self._begun, *self._offered):
+            if snapshot.blob == blob:
+                begun.begin(job_id, snapshot)
+        try:
+            return await self._services.fetcher.fetch(blob, job_id, self._pins)
+        except NotFound:
+            if all(ref.blob != blob for ref in self._begun) or blob in self._assignment.base.blobs:
+                raise
+            begun.forget([job_id])
+            return None
 
     async def _keep(self, kept: Kept) -> None:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 import httpx
 
@@ -56,7 +57,7 @@ async def collect(
                 size += len(chunk)
                 if size > blob.size:
                     break
-                await asyncio.to_thread(file.write, chunk)
+                await asyncio.to_thread(_write, file, chunk)
                 await moving.go(len(chunk))
     finally:
         file.close()
@@ -67,3 +68,8 @@ async def collect(
             f"The grid sent more for blob {blob.sha256[:12]} than its {blob.size} bytes.",
             "The task will be given to another node; tell the grid's operator.",
         )
+
+
+def _write(file: BinaryIO, chunk: bytes) -> None:
+    file.write(chunk)
+    file.flush()  # it counts as here, also for who looks at the file, and when we are killed

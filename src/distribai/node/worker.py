@@ -13,12 +13,11 @@ import structlog
 from distribai.core.child import LogLine
 from distribai.core.devices import Speed
 from distribai.core.needs import Isolation
-from distribai.core.spec import BlobRef
 from distribai.core.states import Intent
 from distribai.core.tasks import Assignment, Outcome, Progress
-from distribai.core.ways import way_to
-from distribai.errors import DistribAIError, InternalFault, ProtocolMismatch
+from distribai.errors import ProtocolMismatch
 from distribai.node import executors
+from distribai.node.ahead import Ahead
 from distribai.node.clock import within
 from distribai.node.devices import Place, offer
 from distribai.node.executors import Executor, Services, failed
@@ -38,6 +37,9 @@ ISOLATION: Isolation = "L0"
 
 LOG_CHARS = 16_384
 """Characters of a log message or field that travel; a traceback fits."""
+
+TELL_UNBEGUN = 2
+"""Tasks of a job in a row that ended before their first step, of which the owner is told."""
 
 
 class Worker:
@@ -66,12 +68,21 @@ class Worker:
         self._send = send
         self._beat = beat
         self._reported: dict[str, float] = {}
+        self._unbegun: dict[str, int] = {}
         self._executors: dict[str, Executor] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._defect: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.places: tuple[Place, ...] = ()
         self.torch = ""
         self.hands = Hands()
+        self._ahead = Ahead(
+            self._services.cache,
+            self._services.fetcher,
+            self._services.begun,
+            held=lambda job_id: self.held_versions().get(job_id),
+            may=lambda: self._governor.intent is Intent.CONTRIBUTE,
+            waits=self.hands.work_for,
+        )
 
     async def start(self, device: str, threads: int) -> None:
         """Start all executors, see what there is to run on, and go on with the tasks that an
@@ -210,26 +221,26 @@ class Worker:
             log.warning("a result did not count", task=ack.task_id, why=ack.reason, code=ack.code)
 
     def round_complete(self, message: pb.DiLoCoRoundComplete) -> None:
-        """Fetch the update of a job that is warm here, before its next task asks for it; not while
-        none will."""
+        """Fetch what the next task of a job will need, before it asks for it."""
         if message.job_done:
             self._forget([message.job_id])
             return
-        held = self.held_versions().get(message.job_id)
-        rests = self._governor.intent is not Intent.CONTRIBUTE
-        if held is None or rests or not message.HasField("weights"):
+        if not message.HasField("weights"):
             return
         try:
             weights = convert.weights_from_wire(message.weights, "weights")
-            way = way_to(weights, min(held, weights.version))
-        except (ProtocolMismatch, InternalFault) as problem:
+        except ProtocolMismatch as problem:
             log.warning("malformed end of a round", reason=problem.message)
             return
-        if way.start == "held":  # a snapshot is not worth it before a task wants this very version
-            self._spawn(self._prefetch(message.job_id, way.blobs))
+        self._ahead.hear(message.job_id, weights)
+        self._spawn(self._ahead.fetch(message.job_id))
 
     def _forget(self, job_ids: Sequence[str]) -> None:
         if job_ids:
+            self._services.begun.forget(job_ids)
+            for job_id in job_ids:
+                self._ahead.forget(job_id)
+                self._unbegun.pop(job_id, None)
             for executor in self._executors.values():
                 self._spawn(executor.forget(job_ids))
 
@@ -249,6 +260,8 @@ class Worker:
         ):
             return
         self._reported[progress.task_id] = now
+        for hand in self.hands.of_task(progress.task_id):
+            self._unbegun.pop(hand.assignment.job_id, None)
         self._send(convert.progress_to_wire(progress))
 
     def log(self, task_id: str, line: LogLine) -> None:
@@ -348,6 +361,25 @@ class Worker:
             hand.dropped = True
             self._beat()  # whoever told us to stop waits to give the device other work
             self._spawn(self._stop_work(hand, reason))
+            self._tell_unbegun(hand)
+            self._spawn(self._ahead.fetch(hand.assignment.job_id))  # no task waits for it now
+
+    def _tell_unbegun(self, hand: Hand) -> None:
+        """Tell the machine's owner when task after task ends while it still fetches."""
+        task = hand.assignment
+        if task.phase != "train" or task.task_id in self._reported:
+            return
+        count = self._unbegun[task.job_id] = self._unbegun.get(task.job_id, 0) + 1
+        if count >= TELL_UNBEGUN:
+            log.warning(
+                "downloads take longer than the job's rounds",
+                job=task.job_id,
+                tasks=count,
+                why="so many tasks in a row were taken back before their first step",
+                hint="What was fetched is kept, and fetching goes on. If it does not help: a "
+                "faster line (or a higher --down-mbps), or a job with longer rounds or a smaller "
+                "model.",
+            )
 
     async def _stop_work(self, hand: Hand, reason: str) -> None:
         executor = self._executors[hand.assignment.executor]
@@ -355,14 +387,6 @@ class Worker:
             hand.work.cancel()
             await asyncio.wait({hand.work})
             self.hands.remove(hand)  # work that never began cannot let go by itself
-
-    async def _prefetch(self, job_id: str, blobs: Sequence[BlobRef]) -> None:
-        for blob in blobs:
-            try:
-                await self._services.fetcher.fetch(blob, job_id)
-            except (DistribAIError, OSError) as problem:
-                log.info("could not fetch ahead; the task will", why=str(problem))
-                return
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._watched(work)

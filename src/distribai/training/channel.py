@@ -51,6 +51,7 @@ class Channel:
         self._changed = threading.Condition()
         self._runs: deque[wire.Run | wire.Measure] = deque()
         self._have: dict[str, Path] = {}
+        self._gone: set[str] = set()
         self._limits = wire.Gate()
         self._current = ""
         self._cancel: wire.Cancel | None = None
@@ -87,6 +88,7 @@ class Channel:
                 self._runs.append(message)
             elif isinstance(message, wire.Have):
                 self._have.update((sha, Path(p)) for sha, p in message.paths.items())
+                self._gone.update(message.gone)
             elif isinstance(message, wire.Gate):
                 self._limits = message
             elif isinstance(message, wire.Finish):
@@ -147,6 +149,7 @@ class Channel:
 
     def fetch(self, blobs: Iterable[BlobRef]) -> Mapping[str, Path]:
         """Local paths of ``blobs`` by SHA-256, asking the daemon for those it has not named yet.
+        As soon as one of them is gone, what there is is returned without it.
 
         Raises:
             TaskCancelled: the task was dropped while waiting.
@@ -157,13 +160,14 @@ class Channel:
             # Paths are asked for anew for each task: the daemon's cache may have evicted them.
             for sha in wanted:
                 self._have.pop(sha, None)
+            self._gone.clear()
         if wanted:
             self.send(wire.Need(tuple(wanted.values())))
         with self._changed:
-            while not wanted.keys() <= self._have.keys():
+            while not wanted.keys() <= self._have.keys() and self._gone.isdisjoint(wanted):
                 self._raise_if_over()
                 self._changed.wait()
-            return {sha: self._have[sha] for sha in wanted}
+            return {sha: self._have[sha] for sha in wanted if sha in self._have}
 
     @property
     def exact(self) -> bool:

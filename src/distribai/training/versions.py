@@ -13,9 +13,9 @@ import numpy as np
 
 from distribai.core.child import FromChild, Kept, Run
 from distribai.core.spec import BlobRef
-from distribai.core.tasks import WeightsRef
+from distribai.core.tasks import KeptRef, WeightsRef
 from distribai.core.tensors import ParameterManifest
-from distribai.core.ways import Way, way_to
+from distribai.core.ways import NOTHING, Way, way_to
 from distribai.errors import Integrity
 from distribai.merge.update import apply_update
 from distribai.merge.version0 import make_version0
@@ -47,17 +47,22 @@ class CanonicalCopy:
         self.hash = ""
 
     def advance(
-        self, target: WeightsRef, fetch: Fetch, here: Collection[str] = ()
+        self,
+        target: WeightsRef,
+        fetch: Fetch,
+        here: Mapping[str, int] = NOTHING,
+        begun: Collection[KeptRef] = (),
     ) -> tuple[BlobRef, ...]:
         """Reach ``target``; afterwards ``hash`` equals ``target.weights_hash``.
 
         Where the version held so far does not lead there, it starts anew, from a snapshot or the
-        seed. When that fails too the copy is dropped.
+        seed. When that fails too the copy is dropped. A snapshot that was ``begun`` and is gone, or
+        is none of this history's, costs no more than the other way.
 
         Args:
             target: the version, and what leads there.
-            fetch: brings blobs.
-            here: SHA-256 of blobs that need not be brought from afar.
+            fetch: brings blobs; only one that was ``begun`` may be missing from what it returns.
+            here, begun: see :func:`way_to`.
 
         Returns:
             The blobs that it took.
@@ -71,16 +76,20 @@ class CanonicalCopy:
             return ()
         if held is not None and held >= target.version:
             held = None  # An older version is wanted, or this copy is not what it should be.
-        way = way_to(target, held, self._from_seed, here)
+        way = way_to(target, held, self._from_seed, here, begun)
+        paths = fetch(way.blobs)
+        if way.whole is not None and way.whole.sha256 not in paths:
+            way = way_to(target, held, self._from_seed, here)
+            paths = fetch(way.blobs)
         try:
-            self._go(way, target, fetch)
+            self._go(way, target, paths)
         except Integrity:
-            if way.start != "held":
+            if way.start != "held" and not any(ref.blob == way.whole for ref in begun):
                 raise
             # What lay here may be a version of the same number, but of a grid that has since been
             # restored from a backup: that is nobody's fault, and no attempt's failure.
             way = way_to(target, None, self._from_seed, here)
-            self._go(way, target, fetch)
+            self._go(way, target, fetch(way.blobs))
         return way.blobs
 
     def write(self, path: Path) -> BlobRef:
@@ -92,8 +101,7 @@ class CanonicalCopy:
         assert self.weights is not None, "a version was reached"
         return write_weights(path, self._manifest, self.weights)
 
-    def _go(self, way: Way, target: WeightsRef, fetch: Fetch) -> None:
-        paths = fetch(way.blobs)
+    def _go(self, way: Way, target: WeightsRef, paths: Mapping[str, Path]) -> None:
         weights, self.weights = self.weights, None
         if way.start != "held" or weights is None:
             weights = self._first(way, paths)
@@ -134,11 +142,11 @@ def reach(copy: CanonicalCopy, run: Run, fetch: Fetch, tell: Tell) -> None:
         Integrity, InternalFault: see :meth:`CanonicalCopy.advance`.
     """
     target = run.assignment.base
-    took = copy.advance(target, fetch, run.here)
+    took = copy.advance(target, fetch, run.here, run.begun)
     kept = target.kept
     if kept is None or kept.version != target.version or kept.blob.size > run.room:
         return
-    if kept.blob in took or kept.blob.sha256 in run.here:
+    if kept.blob in took or run.here.get(kept.blob.sha256) == kept.blob.size:
         return
     path = Path(run.out_dir) / KEPT
     try:

@@ -15,6 +15,7 @@ from distribai.core.child import Checkpoints, Gate, LogLine, Ready
 from distribai.core.devices import Speed
 from distribai.core.scan import modules
 from distribai.core.tasks import Assignment, Outcome, Progress
+from distribai.node.begun import Begun
 from distribai.node.blobs import BlobClient
 from distribai.node.cache import BlobCache
 from distribai.node.clock import Clock
@@ -42,12 +43,14 @@ class Services:
 
     ``log_dir`` holds their children's standard error. ``gate`` gives what the governor wants now.
     ``checkpoints`` says how running tasks are kept on disk; ``feedback`` keeps what deltas did not
-    send. Progress is worth a message every ``progress_s`` at most.
+    send, ``begun`` which snapshots were begun to fetch. Progress is worth a message every
+    ``progress_s`` at most.
     """
 
     cache: BlobCache
     blobs: BlobClient
     fetcher: Fetcher
+    begun: Begun
     clock: Clock
     listener: Listener
     log_dir: Path

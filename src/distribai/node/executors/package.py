@@ -249,6 +249,8 @@ class PackageExecutor:
         if has_feedback(assignment):
             prepare = self._services.feedback.prepare
             owed = await asyncio.to_thread(prepare, assignment, place.device.index)
+        cache, begun = self._services.cache, self._services.begun.of(assignment.job_id)
+        leads = (*assignment.base.blobs, *(ref.blob for ref in begun))
         self._at_work, self._keeper = assignment, keeper
         run = Run(
             assignment,
@@ -257,8 +259,9 @@ class PackageExecutor:
             place.device.threads,
             self._services.checkpoints,
             owed,
-            self._services.cache.among(assignment.base.blobs),
-            self._services.cache.room,
+            cache.held_of(leads),
+            begun,
+            cache.room,
             self._services.progress_s,
         )
         try:

@@ -328,11 +328,14 @@ def _holds(task: AnyRow | None, attempt: int) -> bool:
 
 
 async def _tell_versions(sight: _Sight, session: LiveSession) -> None:
-    """Tell of new versions of the jobs that the node has worked for."""
+    """Tell of new versions of the jobs that the node has worked for; while it wants no work, only
+    that a job has ended: what it is not told it would fetch nothing for, and each is a kilobyte of
+    its month."""
+    rests = session.intent is not Intent.CONTRIBUTE
     for job_id, told in list(session.told.items()):
         job = await sight.job(job_id)
         done = JobState(job.state) in FINAL
-        if job.version <= told and not done:
+        if (rests or job.version <= told) and not done:
             continue
         complete = pb.DiLoCoRoundComplete(
             job_id=job.id,

@@ -1,9 +1,10 @@
 """What a node may fetch, and what it may bring: what its work needs, and nothing else.
 
 A node works for a job while a task of it is in its hands, and goes on doing so between two rounds:
-as long as the job runs and its own work was accepted in the last round, it may fetch ahead what the
-next task will need. Of such a job it gets every version's weights and update, and the prepared data
-with its tokenizer. What it knows the hash of beyond that is as unknown to it as what never was.
+as long as the job runs and its own work was accepted in the last round, or its task ended of late
+because the round did, it may fetch ahead what the next task will need. Of such a job it gets every
+version's weights and update, and the prepared data with its tokenizer. What it knows the hash of
+beyond that is as unknown to it as what never was.
 
 It may bring results of training that is in its hands: it may begin :data:`PER_ATTEMPT` uploads for
 each, none larger than any codec makes of the job's model. Only what it has brought itself it need
@@ -22,6 +23,7 @@ from distribai.data.shards import DatasetManifest
 from distribai.errors import Integrity, NotAllowed, NotFound, TooMany
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.rounds.late import may_come_back
+from distribai.orchestrator.rounds.slow import WINDOW
 from distribai.store.engine import AnyRow
 from distribai.store.statements import holdings
 
@@ -71,7 +73,7 @@ async def _works_for(grid: Grid, node_id: str, job_id: str) -> dict[str, BlobRef
         held = [row for row in await holdings.in_hand(tx, node_id) if _is_its_own(row)]
         rows = [row for row in held if job_id in ("", row.job_id)]
         if job_id and not rows:
-            ahead = await holdings.worked_for(tx, node_id, job_id)
+            ahead = await holdings.worked_for(tx, node_id, job_id, WINDOW)
             rows = [] if ahead is None else [ahead]
     return {row.job_id: BlobRef(row.manifest_sha, row.manifest_size) for row in rows}
 

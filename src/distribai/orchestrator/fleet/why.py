@@ -7,7 +7,7 @@ from typing import cast
 
 from distribai.core.states import JobState, Liveness, RoundState, TaskState
 from distribai.core.tasks import works_on
-from distribai.core.why import Held, NodeWhy, Reason, cut, misfit, no_blobs, passed_over
+from distribai.core.why import Held, NodeWhy, Reason, cut, misfit, no_blobs, passed_over, too_slow
 from distribai.errors import Ambiguous, NotFound
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.fleet.queries import trouble_of
@@ -22,6 +22,7 @@ from distribai.orchestrator.rounds.opening import (
     waits_for,
 )
 from distribai.orchestrator.rounds.picture import Picture, look
+from distribai.orchestrator.rounds.slow import slow_devices
 from distribai.orchestrator.rounds.tasks import failed_at, spec_of
 from distribai.store.engine import AnyRow, Tx
 from distribai.store.statements import jobs, watching, work
@@ -91,7 +92,14 @@ async def why_node(grid: Grid, node_id: str) -> NodeWhy:
         held = await work.tasks_in(tx, (TaskState.LEASED,), node_id=node_id)
         blocked = obstacles_of(node, tx.now)
         trouble = () if node.liveness == Liveness.OFFLINE else no_blobs(trouble_of(node))
-        reasons = (*trouble, *(blocked or await _reasons(grid, tx, node, held)))
+        late = await _too_slow(tx, node_id)
+        told = {r.job_id for r in late}
+        others = blocked or [
+            r
+            for r in await _reasons(grid, tx, node, held)
+            if r.code != "late" or r.job_id not in told
+        ]
+        reasons = (*trouble, *late, *others)
     tasks = {t.device: t for t in held}
     return NodeWhy(
         id=node.id,
@@ -105,6 +113,19 @@ async def why_node(grid: Grid, node_id: str) -> NodeWhy:
         devices=tuple(_held(d, tasks.get(d["index"])) for d in node.devices),
         reasons=tuple(reasons),
     )
+
+
+async def _too_slow(tx: Tx, node_id: str) -> list[Reason]:
+    """The running jobs whose rounds were over again and again while the node still fetched."""
+    found = []
+    for job in await jobs.in_states(tx, (JobState.RUNNING,)):
+        slow = await slow_devices(tx, job.id, job.version, spec_of(job).rounds.staleness)
+        own = [s for (node, _), s in slow.items() if node == node_id]
+        if own:
+            worst = max(own, key=lambda s: s.tasks)
+            following = worst.next if worst.next > job.version else None
+            found.append(too_slow(job.name, job.id, worst.tasks, following))
+    return found
 
 
 def _held(device: dict[str, object], task: AnyRow | None) -> Held:

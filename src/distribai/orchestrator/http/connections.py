@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -38,8 +39,12 @@ BODY_RATE = 4096
 """Bytes of a body for which there is a second more: what a poor modem sends."""
 
 STALL_S = 120.0
-"""Seconds in which some byte must move. The system's buffers let us see a megabyte at a time: so
-long it takes over 100 kbit/s."""
+"""Seconds in which some byte must move. We see :data:`AHEAD` bytes at a time go: so long it takes
+over 10 kbit/s."""
+
+AHEAD = 1 << 17
+"""Bytes of answers that a connection, and the system for it, takes before the network has: on a
+slow line a download that breaks off has hardly moved more than what was handed over less this."""
 
 WORK_S = 30.0
 """Seconds for which work of known callers is safe from newcomers, whatever it waits for: event
@@ -174,6 +179,10 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        transport.set_write_buffer_limits(high=AHEAD)
+        found = transport.get_extra_info("socket")
+        if found is not None and hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, AHEAD)
         self.port.enter(self)
 
     def connection_lost(self, exc: Exception | None) -> None:

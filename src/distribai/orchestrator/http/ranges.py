@@ -4,7 +4,7 @@ with where the object store has it."""
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Annotated, Any
 
 from fastapi import Header
@@ -18,6 +18,11 @@ from distribai.store.blobs import BlobStore
 from distribai.store.presigning import Presigner
 
 _RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
+
+PIECE = 1 << 16
+"""Bytes of an answer that are handed to the connection at a time: so many at most are counted as
+sent to a caller who goes away meanwhile, besides what the connection holds (``connections.AHEAD``).
+"""
 
 _BYTES = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 
@@ -84,7 +89,8 @@ async def blob_response(
     sent: Callable[[int], None] = lambda _: None,
     presigner: Presigner | None = None,
 ) -> Response:
-    """GET or HEAD of a blob that exists. ``sent`` is told the bytes that really went out, once.
+    """GET or HEAD of a blob that exists. ``sent`` is told the bytes that went out, once: all of an
+    answer that was taken, and of one that broke off what the connection has taken of it.
     ``presigner`` sends the asker to the object store, unless it wants a few bytes only; the answer
     then has the entity tag, and the store's own is to be ignored."""
     tag = f'"{ref.sha256}"'
@@ -122,16 +128,23 @@ async def blob_response(
     return StreamingResponse(_counted(first, chunks, sent), status, headers=base, media_type=media)
 
 
+def _pieces(chunk: bytes) -> Iterator[bytes]:
+    for start in range(0, len(chunk), PIECE):
+        yield chunk[start : start + PIECE]
+
+
 async def _counted(
     first: bytes, rest: AsyncIterator[bytes], sent: Callable[[int], None]
 ) -> AsyncIterator[bytes]:
     total = 0
     try:
-        yield first
-        total += len(first)
+        for piece in _pieces(first):
+            yield piece
+            total += len(piece)
         async for chunk in rest:
-            yield chunk
-            total += len(chunk)
+            for piece in _pieces(chunk):
+                yield piece
+                total += len(piece)
     except Unavailable as problem:
         raise CutOff(problem.message) from problem
     finally:

@@ -7,7 +7,7 @@ function (``core.paradigms``). A node that joins later waits for v + 1.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, cast
@@ -26,6 +26,7 @@ from distribai.orchestrator import events
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.records import MemberRecord
 from distribai.orchestrator.rounds import tasks
+from distribai.orchestrator.rounds.slow import slow_devices
 from distribai.store.engine import AnyRow, Tx
 from distribai.store.statements import fleet, jobs, submissions, turns, work
 
@@ -236,11 +237,18 @@ async def _open(grid: Grid, job_id: str) -> bool:
             take = last.take + 1
             made = await work.tasks_of_round(tx, job_id, number, last.take)
             carried = sum(t.state == TaskState.ACCEPTED for t in made)
-        members, _ = how.eligible(
-            [Member(d.node_id, d.index, speeds.get((d.node_id, d.index))) for d in here],
-            max(1, spec.workers_min - carried),
-            spec.workers_max,
-        )
+        slow = await slow_devices(tx, job_id, number, spec.rounds.staleness)
+        resting = {key for key, found in slow.items() if number < found.next}
+        ready = [d for d in here if (d.node_id, d.index) not in resting]
+        members: Sequence[Member] = ()
+        for chosen in (ready, here):  # without the slow ones, if a round can do without them
+            members, _ = how.eligible(
+                [Member(d.node_id, d.index, speeds.get((d.node_id, d.index))) for d in chosen],
+                max(1, spec.workers_min - carried),
+                spec.workers_max,
+            )
+            if members:
+                break
         if not members:
             return False
         slots, pool, reason = how.slots(spec, number, members, jobs.pool_of(job))

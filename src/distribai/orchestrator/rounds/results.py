@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from distribai.core.plain import fingerprint, to_plain
 from distribai.core.states import JobState, RoundState, TaskState
@@ -20,6 +21,7 @@ from distribai.orchestrator.context import Grid
 from distribai.orchestrator.fleet.tokens import BARRED
 from distribai.orchestrator.jobs.commands import end_job
 from distribai.orchestrator.rounds import late, tasks
+from distribai.orchestrator.rounds.slow import UNBEGUN
 from distribai.store import leases
 from distribai.store.engine import AnyRow, Tx
 from distribai.store.statements import fleet, jobs, work
@@ -188,7 +190,10 @@ async def lose_lease(
         if code == tasks.LOST and (await late.destination(tx, task)).exists:
             await tasks.requeue(tx, task, why, code=code)  # nobody else gets it: see rounds.late
             return
-        await tasks.end(tx, task, TaskState.CANCELLED, f"its round closed, and {why}")
+        told: dict[str, Any] = {}
+        if code == tasks.LET_GO and task.phase == "train" and task.progress is None:
+            told["causes"] = [*task.causes, tasks.cause_of(task, UNBEGUN, why)]
+        await tasks.end(tx, task, TaskState.CANCELLED, f"its round closed, and {why}", **told)
     elif await tasks.requeue(tx, task, why, code=code, back=back) is TaskState.FAILED:
         await after_failure(tx, task.id)
 

@@ -226,9 +226,7 @@ async def requeue(
     attempts = int(job.spec["max_attempts"])
     failures, causes = task.failures, list(task.causes)
     code, reason = cause or (code, why)
-    causes.append(
-        {"node_id": task.node_id, "attempt": task.attempt, "code": code, "reason": reason}
-    )
+    causes.append(cause_of(task, code, reason))
     if cause is not None:
         failures += 1
         await fleet.add_failure(tx, task.node_id, task.job_id, task.id, code, reason)
@@ -270,6 +268,11 @@ async def requeue(
         data={"phase": task.phase, "round": task.round, "code": code, "reason": reason},
     )
     return TaskState.QUEUED
+
+
+def cause_of(task: AnyRow, code: str, reason: str) -> dict[str, Plain]:
+    """Why the node that a task is leased to has it no longer, as ``tasks.causes`` keeps it."""
+    return {"node_id": task.node_id, "attempt": task.attempt, "code": code, "reason": reason}
 
 
 def rest_s(failures: int) -> float:

@@ -10,6 +10,7 @@ from sqlalchemy import (
     bindparam,
     exists,
     func,
+    or_,
     select,
     union,
     union_all,
@@ -109,17 +110,26 @@ async def in_hand(tx: Tx, node_id: str) -> Sequence[AnyRow]:
     )
 
 
-async def worked_for(tx: Tx, node_id: str, job_id: str) -> AnyRow | None:
-    """A running job and its prepared data, if in its last round the node's work was accepted."""
+async def worked_for(tx: Tx, node_id: str, job_id: str, fetching: int) -> AnyRow | None:
+    """A running job and its prepared data, if in its last round the node's work was accepted, or if
+    in its last ``fetching`` rounds the node has lost a task of it to the round's end."""
     worked = exists().where(
         submissions.c.job_id == job_id,
         submissions.c.round >= jobs.c.version - 1,
         submissions.c.node_id == node_id,
     )
+    too_late = exists().where(
+        tasks.c.job_id == job_id,
+        tasks.c.round >= jobs.c.version - fetching,
+        tasks.c.phase == "train",
+        tasks.c.state == TaskState.CANCELLED.value,
+        tasks.c.node_id == node_id,
+    )
+    running = (jobs.c.id == job_id, jobs.c.state == JobState.RUNNING.value)
     return await tx.first(
         select(jobs.c.id.label("job_id"), *_DATA)
         .join(datasets, datasets.c.key == jobs.c.dataset_key)
-        .where(jobs.c.id == job_id, jobs.c.state == JobState.RUNNING.value, worked)
+        .where(*running, or_(worked, too_late))
     )
 
 

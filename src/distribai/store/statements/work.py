@@ -252,4 +252,38 @@ async def working_nodes(tx: Tx) -> Mapping[str, int]:
     return {row[0]: row[1] for row in rows}
 
 
-# ------------------------------------------------------------------ submissions
+async def ended_late(tx: Tx, job_id: str, since: int, before: int) -> Sequence[AnyRow]:
+    """Node, device, round, state, causes and progress of a job's training tasks from round
+    ``since`` on that were cancelled after a node had them, or that are leased yet, of rounds before
+    ``before``."""
+    leased = and_(tasks.c.state == TaskState.LEASED.value, tasks.c.round < before)
+    columns = ("node_id", "device", "round", "state", "causes", "progress")
+    return await tx.all(
+        select(*(tasks.c[name] for name in columns)).where(
+            tasks.c.job_id == job_id,
+            tasks.c.round >= since,
+            tasks.c.phase == "train",
+            or_(tasks.c.state == TaskState.CANCELLED.value, leased),
+            tasks.c.node_id != "",
+        )
+    )
+
+
+async def last_delivered(
+    tx: Tx, job_id: str, since_round: int, nodes: Collection[str]
+) -> dict[tuple[str, int], int]:
+    """The last round, from ``since_round`` on, for which a device of ``nodes`` handed in training
+    of a job, by (node, device)."""
+    rows = await tx.all(
+        select(tasks.c.node_id, tasks.c.device, func.max(tasks.c.round))
+        .where(
+            tasks.c.job_id == job_id,
+            tasks.c.round >= since_round,
+            tasks.c.phase == "train",
+            tasks.c.submitted_at.is_not(None),
+            tasks.c.state != TaskState.CANCELLED.value,
+            among(tx, tasks.c.node_id, nodes),
+        )
+        .group_by(tasks.c.node_id, tasks.c.device)
+    )
+    return {(row[0], row[1]): row[2] for row in rows}
