@@ -302,7 +302,9 @@ async def test_the_older_of_two_daemons_with_one_key_ends_and_touches_nothing(gr
             await running
     assert (caught.value.code, caught.value.hint) == ("node.fenced", "Stop one.")
     assert older.hello().tasks
-    assert files(state) == before
+    after = files(state)
+    assert b"node.fenced" in after.pop("contact")  # for `node status`
+    assert after == before
     await settle()
     said = [first._in.get_nowait().WhichOneof("body") for _ in range(first._in.qsize())]
     assert "task_result" not in said

@@ -134,6 +134,22 @@ async def test_a_round_below_its_minimum_is_opened_again_and_keeps_what_was_acce
     await assert_every_position_once(world, job_id)
 
 
+async def test_a_round_below_its_minimum_waits_for_who_is_still_at_work_in_it(world: World) -> None:
+    a, b = await world.node("a"), await world.node("b")
+    job_id = await world.job(rounds=PAIRS, workers_min=2)
+    await world.settle()
+    slow = b.only_task()
+    await a.work("train")
+    await world.advance(100, a, b)  # twenty times the longest grace
+    rounds = await queries.list_rounds(world.grid, job_id)
+    assert [(r.number, r.take, r.state) for r in rounds] == [(0, 0, "open")]
+    assert b.only_task().task_id == slow.task_id
+    await b.work("train")
+    await world.settle()
+    (merged, *_) = await queries.list_rounds(world.grid, job_id)
+    assert (merged.take, merged.state, merged.accepted) == (0, "merged", 2)
+
+
 async def test_a_restarted_orchestrator_merges_no_round_before_its_nodes_could_come_back(
     world: World,
 ) -> None:

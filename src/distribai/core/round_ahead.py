@@ -123,7 +123,7 @@ def _split(spec: JobSpec, drafts: Sequence[Draft]) -> list[Part]:
     fastest = min(d.seconds(full) for d in drafts)
     shares = [min(full, max(least_steps(spec), d.steps_in(fastest))) for d in drafts]
     ends = sorted(d.seconds(n) for d, n in zip(drafts, shares, strict=True))
-    quorum = ends[_needed(spec, len(ends)) - 1]
+    quorum = ends[diloco.quorum_count(len(ends), spec.rounds.quorum) - 1]
     parts = []
     for draft, share in zip(drafts, shares, strict=True):
         end = draft.seconds(share)
@@ -132,11 +132,6 @@ def _split(spec: JobSpec, drafts: Sequence[Draft]) -> list[Part]:
             end = max(quorum + draft.upload_s, draft.seconds(share))
         parts.append(Part(draft, share, end))
     return parts
-
-
-def _needed(spec: JobSpec, expected: int) -> int:
-    """Submissions with which the training of a round ends: its quorum, and ``workers_min``."""
-    return max(diloco.quorum_count(expected, spec.rounds.quorum), min(spec.workers_min, expected))
 
 
 def least_steps(spec: JobSpec) -> int:
@@ -152,7 +147,7 @@ def _merges_after(spec: JobSpec, arrivals: Sequence[float]) -> float:
     times = sorted(arrivals)
     offsets = diloco.arrival_offsets(times, expected, rounds.quorum) * diloco.GRACE_MIN_HISTORY
     grace, _ = diloco.grace(offsets, rounds)
-    for count in range(_needed(spec, expected), expected):
+    for count in range(diloco.quorum_count(expected, rounds.quorum), expected):
         decision = diloco.merge_decision(
             times[count - 1],
             times[:count],
@@ -161,9 +156,11 @@ def _merges_after(spec: JobSpec, arrivals: Sequence[float]) -> float:
             grace,
             minimum=spec.workers_min,
             opened=0.0,
+            at_work=expected - count,
         )
         if decision.action == "merge":
             return times[count - 1]
-        if decision.until is not None and decision.until < times[count]:
+        enough = count >= spec.workers_min  # else it waits on, for the next one
+        if enough and decision.until is not None and decision.until < times[count]:
             return decision.until
     return times[-1]

@@ -201,11 +201,14 @@ def test_a_round_below_its_minimum_waits_for_whoever_is_at_work_and_is_never_mer
         "abandon",
         "1 of at least 2 submissions are in, and no other worker is left in the round",
     )
-    slow = decide(3000, [20], 2, 0.5, 10, minimum=2)
+    assert decide(25, [20], 2, 0.5, 10, minimum=2).until == 30, "who is behind hands in what it has"
+    slow = decide(3000, [20], 2, 0.5, 10, minimum=2, at_work=1)
     assert (slow.action, slow.until) == ("wait", None), "one is no version, the other one comes"
-    assert decide(31, [20, 22], 3, 0.5, 10, minimum=2).until == 32, "the grace begins with both"
+    assert decide(30, [20], 2, 0.5, 10, minimum=2).action == "abandon", "nobody is at work"
+    assert decide(30, [20], 3, 0.5, 10, minimum=3, at_work=1).action == "wait", "below the quorum"
+    assert decide(50, [20, 22], 5, 0.4, 10, minimum=4, at_work=1).action == "abandon"
+    assert decide(50, [20, 22], 5, 0.4, 10, minimum=4, at_work=2).action == "wait"
     assert decide(32, [20, 22], 3, 0.5, 10, minimum=2).action == "merge"
-    assert decide(25, [], 1, 0.5, 10, minimum=2).action == "wait"
 
 
 @settings(max_examples=100, deadline=None)
@@ -216,21 +219,36 @@ def test_a_round_below_its_minimum_waits_for_whoever_is_at_work_and_is_never_mer
     grace=st.floats(0, 50),
     now=st.floats(100, 200),
     minimum=st.integers(1, 8),
+    share=st.floats(0, 1),
 )
-def test_a_waiting_round_merges_at_the_time_it_names(
-    arrivals: list[float], missing: int, quorum: float, grace: float, now: float, minimum: int
+def test_a_waiting_round_decides_at_the_time_it_names_and_never_merges_too_few(
+    arrivals: list[float],
+    missing: int,
+    quorum: float,
+    grace: float,
+    now: float,
+    minimum: int,
+    share: float,
 ) -> None:
-    expected = len(arrivals) + missing
-    decision = diloco.merge_decision(now, arrivals, expected, quorum, grace, minimum)
+    expected, at_work = len(arrivals) + missing, round(share * missing)
+
+    def decide(when: float) -> MergeDecision:
+        return diloco.merge_decision(
+            when, arrivals, expected, quorum, grace, minimum, at_work=at_work
+        )
+
+    decision = decide(now)
     if decision.action == "wait" and decision.until is not None:
-        later = diloco.merge_decision(decision.until, arrivals, expected, quorum, grace, minimum)
         assert decision.until > now
-        assert later.action == "merge"
+        later = decide(decision.until)
+        enough, reachable = len(arrivals) >= minimum, len(arrivals) + at_work >= minimum
+        expected_action = "merge" if enough else "wait" if reachable else "abandon"
+        assert (later.action, later.until) == (expected_action, None)
     if decision.action == "merge":
         assert len(arrivals) >= min(expected, diloco.quorum_count(expected, quorum))
         assert len(arrivals) >= minimum
     if decision.action == "abandon":
-        assert not missing
+        assert len(arrivals) + at_work < minimum
 
 
 def test_samples_of_the_dead_are_reissued_only_if_they_can_be_in_time() -> None:

@@ -85,6 +85,7 @@ class Paradigm(Protocol):
         grace_seconds: float,
         minimum: int = 1,
         opened: float | None = None,
+        at_work: int = 0,
     ) -> MergeDecision:
         """Whether a round merges now."""
 

@@ -156,6 +156,7 @@ def merge_decision(
     grace_seconds: float,
     minimum: int = 1,
     opened: float | None = None,
+    at_work: int = 0,
 ) -> MergeDecision:
     """Whether a round merges now.
 
@@ -166,10 +167,11 @@ def merge_decision(
             still at work or queued; dead slots whose samples went back to the pool do not count.
         quorum: share of ``expected`` that starts the grace.
         grace_seconds: from :func:`grace`.
-        minimum: submissions that a version must be made of (``workers_min``). The grace does not
-            begin before they are in: with fewer there is nothing to merge, and whoever is still at
-            work is waited for until its lease or deadline ends.
+        minimum: submissions that a version must be made of (``workers_min``).
         opened: when the round's members began, None when that says nothing.
+        at_work: how many of the missing ones somebody works at or sends now. When the grace is over
+            with fewer than ``minimum``, a round that these can still bring there waits for them,
+            as long as their leases and deadlines do: there is nothing to merge without them.
 
     The grace is no longer than it is worth: ``arrived`` idle devices wait for the work of
     ``missing`` ones, each of which has worked since ``opened``, so after ``WORTH elapsed missing /
@@ -179,16 +181,16 @@ def merge_decision(
 
     Returns:
         ``merge`` when all expected submissions are in or the grace after the quorum is over,
-        ``abandon`` when all are in and they are too few, else ``wait``.
+        ``abandon`` when they are too few then and too few are at work, else ``wait``.
     """
+    too_few = f"{len(arrivals)} of at least {minimum} submissions are in"
     if len(arrivals) >= expected:
         if not arrivals:
             return MergeDecision("abandon", "no worker is left in the round")
         if len(arrivals) < minimum:
-            too_few = f"{len(arrivals)} of at least {minimum} submissions are in"
             return MergeDecision("abandon", f"{too_few}, and no other worker is left in the round")
         return MergeDecision("merge", f"all {len(arrivals)} expected submissions are in")
-    need = max(quorum_count(expected, quorum), min(minimum, expected))
+    need = quorum_count(expected, quorum)
     if len(arrivals) < need:
         return MergeDecision(
             "wait", f"{len(arrivals)} of {expected} submissions are in, the quorum is {need}"
@@ -201,7 +203,12 @@ def merge_decision(
     until = reached + grace_seconds
     state = f"{len(arrivals)} of {expected} submissions are in"
     if now >= until:
-        return MergeDecision("merge", f"{state} and the grace of {grace_seconds:.1f} s is over")
+        over = f"the grace of {grace_seconds:.1f} s is over"
+        if len(arrivals) >= minimum:
+            return MergeDecision("merge", f"{state} and {over}")
+        if len(arrivals) + at_work < minimum:
+            return MergeDecision("abandon", f"{too_few}, and {over}")
+        return MergeDecision("wait", f"{too_few}, and {at_work} of the others are at work")
     return MergeDecision("wait", f"{state}, the quorum is reached, the grace runs", until)
 
 

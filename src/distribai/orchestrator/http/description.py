@@ -116,6 +116,9 @@ def failures(path: str, operation: dict[str, Any], access: Access) -> set[int]:
     if "people" in operation.get("tags", []):
         # Names of accounts and organizations; also the public login knows wrong credentials.
         found |= {401, 404, 409}
+    if path.endswith("/jobs/plan"):
+        # Its body names an organization.
+        found.add(404)
     if "certificates" in operation.get("tags", []):
         # Public, and what it refuses is told from its body.
         found |= {401, 403, 404}

@@ -69,7 +69,14 @@ async def view_round(tx: Tx, spec: JobSpec, row: AnyRow, not_before: float = 0.0
         return RoundView(tasks, gone, 0, frozenset())
     minimum = max(1, spec.workers_min - (len(tasks) - len(fresh)))
     decision = how.merge_decision(
-        tx.now, arrived, expected - len(kept), spec.rounds.quorum, grace, minimum, row.opened_at
+        tx.now,
+        arrived,
+        expected - len(kept),
+        spec.rounds.quorum,
+        grace,
+        minimum,
+        row.opened_at,
+        at_work=sum(t.state == TaskState.LEASED and t.id not in kept for t in fresh),
     )
     early = decision.action != "wait" or (decision.until or not_before) < not_before
     if returning and len(arrived) < expected and early:
