@@ -246,8 +246,8 @@ def _summary(
         },
         "spread": stdev(by_seed) / fmean(by_seed) if len(by_seed) > 1 else 0.0,
         "notes": [
-            "a ratio is null where its other side was not run: the default recipe is dense itself, "
-            "other recipes are compared with dense rounds",
+            "a ratio is null where its other side was not run: the default recipe is compared with "
+            "data-parallel training, other recipes with dense rounds",
             "no weights are sent at the start (version 0 is made from the seed) and there is no "
             "probation, so bytes_ratio_ddp_steady equals bytes_ratio_ddp",
             "spread is over seeds; a repeated run on the same processor gives the same losses, "

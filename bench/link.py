@@ -169,7 +169,7 @@ def _rate(size: Size, calm: Measured) -> float:
 def _model(size: Size) -> JobSpec:
     profile = family("decoder_transformer").PROFILES[size.profile]
     model = ModelSpec("decoder_transformer", to_plain(profile), size.profile)
-    rounds = RoundSpec(inner_steps=size.dense_steps)
+    rounds = RoundSpec(inner_steps=size.dense_steps, codec_up="fp32", codec_down="fp32")
     # So long that the planner may propose rounds of up to ``longest`` steps; it is ended before.
     return JobSpec("", model, DataSpec(), 20 * size.longest, workers_min=NODES, rounds=rounds)
 

@@ -10,7 +10,8 @@ from distribai.core.proposal import Proposal
 from tests.core.test_forecast import NOTHING, hopeless, known
 from tests.core.test_plan import make_spec
 
-SPEC = make_spec(rounds__inner_steps=100)
+DENSE = {"rounds__codec_up": "fp32", "rounds__codec_down": "fp32"}
+SPEC = make_spec(rounds__inner_steps=100, **DENSE)
 
 
 def test_a_forecast_is_told_in_a_few_lines_and_names_who_is_slow() -> None:
@@ -38,8 +39,8 @@ def test_machines_without_a_name_are_told_in_words_and_so_is_what_one_of_them_co
     assert "slow: a typical home" in dict(forecast_facts(typical))
     several = forecast(replace(SPEC, workers_min=3), [], overhead_of(SPEC, None))
     assert "slow: 3 typical homes" in dict(forecast_facts(several))
-    mixed = hopeless(make_spec(rounds__inner_steps=10), 300.0)
-    found = forecast(make_spec(rounds__inner_steps=10), mixed, NOTHING)
+    mixed = hopeless(make_spec(rounds__inner_steps=10, **DENSE), 300.0)
+    found = forecast(make_spec(rounds__inner_steps=10, **DENSE), mixed, NOTHING)
     facts = dict(forecast_facts(found))
     assert facts["time"].endswith("of it for the data at first")
     assert facts["without modem"].endswith(f"instead of {facts['time'].split(',')[0]}")

@@ -52,7 +52,7 @@ def test_every_family_offers_what_planning_needs() -> None:
 
 def test_bytes_follow_the_count_of_a_ring() -> None:
     """A9: at H = 100 and K = 4, fp32 rounds move 150 times less."""
-    spec = make_spec(rounds__inner_steps=100)
+    spec = make_spec(rounds__inner_steps=100, rounds__codec_up="fp32", rounds__codec_down="fp32")
     parameters = parameter_count(spec)
     found = plan(spec, parameters, 4, 140_000)
     assert found.data_parallel_ratio == pytest.approx(150, rel=0.01)

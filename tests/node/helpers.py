@@ -16,7 +16,7 @@ import grpc.aio
 import uvicorn
 
 from distribai.core.ranges import SampleRange
-from distribai.core.spec import BlobRef, DataSpec, JobSpec, ModelSpec
+from distribai.core.spec import BlobRef, DataSpec, JobSpec, ModelSpec, RoundSpec
 from distribai.core.tasks import Assignment, WeightsRef
 from distribai.wire import convert, signing
 from distribai.wire.channel import RELIABLE, Channel
@@ -31,7 +31,10 @@ GRID = "grid-1"
 CAP_S = 180.0
 """How long any condition may take on a busy machine before the test gives up."""
 
-SPEC = JobSpec("demo", ModelSpec("decoder_transformer", {}), DataSpec(), 100)
+SPEC = JobSpec(
+    "demo", ModelSpec("decoder_transformer", {}), DataSpec(), 100, rounds=RoundSpec(codec_up="fp32")
+)
+"""Dense on the way up: the scripted child has no error feedback to hand in."""
 
 
 class NoJitter(random.Random):

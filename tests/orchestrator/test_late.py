@@ -23,7 +23,8 @@ from tests.orchestrator.harness import FakeNode, World
 from tests.orchestrator.invariants import check_all, read_all
 from tests.orchestrator.test_whole_job import assert_every_position_once, path
 
-PAIRS = RoundSpec(inner_steps=2, grace_min=2.0, grace_max=5.0)
+PAIRS = RoundSpec(inner_steps=2, grace_min=2.0, grace_max=5.0, codec_up="fp32", codec_down="fp32")
+"""Dense, so that a round is replayed from weights and momentum alone."""
 
 
 async def cut_off(

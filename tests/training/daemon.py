@@ -48,7 +48,7 @@ def make_spec(moments: str = "fresh") -> JobSpec:
         seed=5,
         optimizer=OptimizerSpec(lr=0.01),
         schedule=ScheduleSpec(warmup=2),
-        rounds=RoundSpec(inner_steps=H, moments=moments),  # type: ignore[arg-type]
+        rounds=RoundSpec(inner_steps=H, moments=moments, codec_up="fp32", codec_down="fp32"),  # type: ignore[arg-type]
     )
 
 

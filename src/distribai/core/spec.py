@@ -121,8 +121,8 @@ class RoundSpec:
     grace_max: float = 120.0
     staleness: int = 1
     moments: Literal["fresh", "keep"] = "keep"
-    codec_up: Schedule = "fp32"
-    codec_down: Schedule = "fp32"
+    codec_up: Schedule = "int4"
+    codec_down: Schedule = "int4"
 
 
 @dataclass(frozen=True, slots=True)
