@@ -5,6 +5,7 @@ from pathlib import Path
 from distribai.core.architectures import manifest_of
 from distribai.core.plain import from_plain
 from distribai.core.ranges import SampleRange, normalize
+from distribai.core.spec import RoundSpec
 from distribai.merge.delta import open_delta
 from distribai.merge.manifests import RoundManifest, replay_round
 from distribai.orchestrator.jobs import queries
@@ -62,7 +63,8 @@ async def test_a_job_runs_its_rounds_on_both_databases(any_world: World) -> None
 async def test_every_round_can_be_replayed_bit_for_bit(world: World) -> None:
     for name in ("a", "b"):
         await world.node(name)
-    job_id = await world.job()
+    dense = RoundSpec(inner_steps=2, codec_up="fp32", codec_down="fp32")
+    job_id = await world.job(rounds=dense)
     await world.run_job(job_id)
     async with world.grid.db.read() as tx:
         job = await jobs.get(tx, job_id)

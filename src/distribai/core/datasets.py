@@ -37,6 +37,7 @@ def once_bytes(spec: JobSpec, data_bytes: int | None = None) -> int:
     takes four, it has far fewer. A node that has the data from an earlier job fetches none of it.
     """
     if data_bytes is None:
-        text = sum(file.size for file in spec.data.files) or BUILT_IN[spec.data.source]
+        files = spec.data.files
+        text = sum(file.size for file in files) if files else BUILT_IN[spec.data.source]
         data_bytes = 2 * text
     return data_bytes + (spec.model.init.size if spec.model.init is not None else 0)
