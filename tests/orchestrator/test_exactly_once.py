@@ -192,7 +192,7 @@ async def assert_every_position_is_somewhere(world: World, job_id: str) -> None:
 
 
 async def test_a_delta_with_infinities_is_rejected(world: World) -> None:
-    _, a, b = await two_at_work(world)
+    _, a, b = await two_at_work(world, rounds=RoundSpec(inner_steps=2, codec_up="fp32"))
     task = a.only_task()
     honest = await a.outcome(task)
     assert honest.delta is not None
