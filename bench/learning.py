@@ -12,7 +12,7 @@ out, since they change no figure.
 
 With another recipe than the default the question is what its silence costs: its own side against
 *dense* rounds, fp32 both ways with the same H and the default's outer step, both tuned on the same
-grid, over ten rounds (with a schedule of that length), so that the whole takes 40 minutes. The
+grid, over ten rounds (with a schedule of that length), so that the whole takes 50 minutes. The
 model is larger then.
 """
 
