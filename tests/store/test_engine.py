@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -44,17 +45,23 @@ async def test_readers_see_one_snapshot_while_a_writer_commits(db: Database) -> 
         assert len(await reader.all(select(meta))) == len(before) + 1
 
 
-async def test_a_statement_costs_one_way_to_the_file_s_thread(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    database = Database(await new_sqlite(tmp_path))
-    ways: list[object] = []
+def counting(ways: list[object]) -> Callable[..., Any]:
+    """aiosqlite's way to a file's thread, noted in ``ways`` each time that it is taken."""
     go = aiosqlite.Connection._execute
 
     async def going(connection: aiosqlite.Connection, *args: Any, **kwargs: Any) -> Any:
         ways.append(args)
         return await go(connection, *args, **kwargs)
 
+    return going
+
+
+async def test_a_statement_costs_one_way_to_the_file_s_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = Database(await new_sqlite(tmp_path))
+    ways: list[object] = []
+    going = counting(ways)
     async with database.write() as tx:
         monkeypatch.setattr(aiosqlite.Connection, "_execute", going)
         values = [{"key": f"k{i}", "value": str(i)} for i in range(3)]
@@ -79,12 +86,7 @@ async def test_a_transaction_costs_a_way_to_begin_and_one_to_end_and_leaves_noth
 ) -> None:
     database = Database(await new_sqlite(tmp_path))
     ways: list[object] = []
-    go = aiosqlite.Connection._execute
-
-    async def going(connection: aiosqlite.Connection, *args: Any, **kwargs: Any) -> Any:
-        ways.append(args)
-        return await go(connection, *args, **kwargs)
-
+    going = counting(ways)
     for _ in range(2):
         ways.clear()
         async with database.write() as tx:

@@ -27,7 +27,7 @@ from distribai.orchestrator.rounds.opening import (
     training_devices,
 )
 from distribai.orchestrator.rounds.ready import Ready
-from distribai.orchestrator.rounds.slow import slow_devices
+from distribai.orchestrator.rounds.slow import resting_devices
 from distribai.store.engine import AnyRow, Tx
 from distribai.store.statements import fleet, jobs, submissions, work
 
@@ -74,8 +74,7 @@ async def _idle(tx: Tx, row: AnyRow, ready: Ready) -> list[AbleDevice]:
     free = [d for d in ready.idle() if (d.node_id, d.index) not in busy]
     idle = candidates(spec, free, await training_devices(tx, (TaskState.QUEUED,)), row.job_id)
     if idle:
-        slow = await slow_devices(tx, row.job_id, row.number, spec.rounds.staleness)
-        resting = {key for key, found in slow.items() if row.number < found.next}
+        resting = await resting_devices(tx, row.job_id, row.number, spec.rounds.staleness)
         idle = [d for d in idle if (d.node_id, d.index) not in resting]
     orphans = sum(not t.member_id for t in waiting)
     return sorted(idle, key=lambda d: (d.node_id, d.index))[orphans:][:room]

@@ -26,7 +26,7 @@ from distribai.orchestrator import events
 from distribai.orchestrator.context import Grid
 from distribai.orchestrator.records import MemberRecord
 from distribai.orchestrator.rounds import tasks
-from distribai.orchestrator.rounds.slow import slow_devices
+from distribai.orchestrator.rounds.slow import resting_devices
 from distribai.store.engine import AnyRow, Tx
 from distribai.store.statements import fleet, jobs, submissions, turns, work
 
@@ -237,8 +237,7 @@ async def _open(grid: Grid, job_id: str) -> bool:
             take = last.take + 1
             made = await work.tasks_of_round(tx, job_id, number, last.take)
             carried = sum(t.state == TaskState.ACCEPTED for t in made)
-        slow = await slow_devices(tx, job_id, number, spec.rounds.staleness)
-        resting = {key for key, found in slow.items() if number < found.next}
+        resting = await resting_devices(tx, job_id, number, spec.rounds.staleness)
         ready = [d for d in here if (d.node_id, d.index) not in resting]
         members: Sequence[Member] = ()
         for chosen in (ready, here):  # without the slow ones, if a round can do without them

@@ -80,6 +80,13 @@ async def slow_devices(
     return slow_among(ended, delivered)
 
 
+async def resting_devices(tx: Tx, job_id: str, number: int, staleness: int) -> set[tuple[str, int]]:
+    """The devices, by (node, device), that round ``number`` of a job does without because they are
+    slow."""
+    slow = await slow_devices(tx, job_id, number, staleness)
+    return {key for key, found in slow.items() if number < found.next}
+
+
 def _is_unbegun(task: AnyRow) -> bool:
     if task.state == TaskState.LEASED:
         return task.progress is None
